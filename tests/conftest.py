@@ -1,7 +1,7 @@
 """What every test of the project gets: fixed seeds, poisoned buffers, its own cache of compiled kernels.
 
-Kernels run on the GPU where there is one and on the CPU backend elsewhere. Nothing here sets TRITON_INTERPRET: tests
-that compare with Triton's interpreter run it in a process of its own.
+Kernels run on the GPU where there is one and on the CPU backend elsewhere. Nothing here sets TRITON_INTERPRET:
+tests that compare with Triton's interpreter run it in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-# Set before any test module is collected: kernels that are compiled anew in every run cannot be hidden behind a stale
-# object, and the coverage of the compiler does not depend on what an earlier run left behind.
+# Set before any test module is collected: kernels that are compiled anew in every run cannot be hidden behind a
+# stale object, and the coverage of the compiler does not depend on what an earlier run left behind.
 _KERNEL_CACHE = tempfile.mkdtemp(prefix="braidwork-kernels-")
 os.environ["TRITON_CACHE_DIR"] = _KERNEL_CACHE
 
@@ -78,9 +78,9 @@ def _poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 @pytest.fixture(autouse=True)
 def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What ``braidwork.kernels`` allocates without a value holds NaN (90 for integers) until a kernel writes it.
+    """What ``braidwork.kernels`` allocates without a value holds NaN (integers: 90) until a kernel writes it.
 
-    So an element that no program of a kernel writes fails the comparison instead of passing on a page of zeros.
+    So an element that no program of a kernel writes fails a comparison instead of passing on a page of zeros.
     Callers outside the package, and traced or fake tensors, get torch's own functions.
     """
     for owner, name in ALLOCATORS:
