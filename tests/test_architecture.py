@@ -15,8 +15,10 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
+from omegaconf import DictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -210,15 +212,23 @@ def test_files_are_short() -> None:
 # -- settings ------------------------------------------------------------------------------------------------
 
 
-def experiments() -> list[str]:
-    return sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
+def compose(*overrides: str) -> DictConfig:
+    with hydra.initialize_config_module("braidwork.conf", version_base=None):
+        return hydra.compose("train", overrides=list(overrides))
+
+
+@pytest.mark.parametrize("group", ["dataset", "model"])
+def test_every_choice_of_a_group_composes(group: str) -> None:
+    """Each file is a whole choice: it names itself, so that a record can say what ran."""
+    choices = sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+    assert choices
+    for choice in choices:
+        assert compose(f"{group}={choice}")[group].name, choice
 
 
 def test_every_experiment_composes() -> None:
-    hydra = importlib.import_module("hydra")
-    with hydra.initialize_config_module("braidwork.conf", version_base=None):
-        for name in experiments():
-            assert hydra.compose("train", overrides=[f"+experiment={name}"]), name
+    for path in (ROOT / "conf" / "experiment").glob("*.yaml"):
+        assert compose(f"+experiment={path.stem}"), path
 
 
 def test_every_setting_is_yaml() -> None:
