@@ -1,10 +1,10 @@
 """What every test of a kernel shares: one comparison, one zoo of awkward graphs, the devices of this machine.
 
-The comparison follows two habits of the field. The error is relative to `max(rms(ref), |ref|)` and both its root mean
-square and its maximum are bounded, so that neither one wild element nor a small bias everywhere can hide
-(cf. `triton_kernels.testing` in github.com/triton-lang/triton). And the bound is calibrated: a kernel may be at most
-`factor` times as wrong, against an fp64 reference, as PyTorch is in the same dtype (cf. the tests of
-github.com/Dao-AILab/flash-attention).
+The comparison follows two habits of the field. The error is relative to `max(rms(ref), |ref|)` and both its
+root mean square and its maximum are bounded, so that neither one wild element nor a small bias everywhere can
+hide (cf. `triton_kernels.testing` in github.com/triton-lang/triton). And the bound is calibrated: a kernel
+may be at most `factor` times as wrong, against an fp64 reference, as PyTorch is in the same dtype (cf. the
+tests of github.com/Dao-AILab/flash-attention).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def devices() -> list[str]:
     return ["cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
-# --------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Comparison
 
 
@@ -87,11 +87,11 @@ def assert_close(
         name: the quantity, for the message ("y", "grad x", ...).
         got: result of a kernel, any shape and real dtype. Integers and booleans must be equal exactly.
         ref: reference of the same shape, computed independently, as a rule in fp64.
-        baseline: the same quantity from PyTorch in the dtype of `got`; calibrates the tolerance. Without one the
-            calibration is the rounding of `ref` itself to that dtype, which is what one perfectly computed and then
-            rounded result would cost.
-        factor: how many times the baseline's error is accepted, on top of a floor of a few units in the last place
-            (4 for the RMS error, 16 for the maximum).
+        baseline: the same quantity from PyTorch in the dtype of `got`; calibrates the tolerance. Without one
+            the calibration is the rounding of `ref` itself to that dtype, which is what one perfectly
+            computed and then rounded result would cost.
+        factor: how many times the baseline's error is accepted, on top of a floor of a few units in the last
+            place (4 for the RMS error, 16 for the maximum).
         rms, max: bounds that replace the calibrated ones.
         shown: how many of the mismatches to list.
 
@@ -156,7 +156,7 @@ def _report(
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Awkward graphs
 
 

@@ -1,8 +1,8 @@
 """The one timer of the project.
 
-Everything that is compared is timed in one process, in turns: a round runs each callable once, rounds rotate the order,
-and what is reported is the median over rounds, so that a slow spell of the machine hits every callable alike. Ratios
-are formed round by round before the median is taken.
+Everything that is compared is timed in one process, in turns: a round runs each callable once, rounds rotate
+the order, and what is reported is the median over rounds, so that a slow spell of the machine hits every
+callable alike. Ratios are formed round by round before the median is taken.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Timing:
         return cost.flops / self.median_s / 1e9
 
     def roofline_share(self, cost: Cost, bandwidth: float, peak_flops: float = math.inf) -> float:
-        """Least possible time over the measured one (1 is the bound; above 1 the data came out of a cache)."""
+        """Least possible time over the measured one (above 1 the data came out of a cache)."""
         return cost.bound_s(bandwidth, peak_flops) / self.median_s
 
 
@@ -85,7 +85,7 @@ class Comparison(Mapping[str, Timing]):
         return float(np.quantile(np.divide(theirs, ours), q))
 
     def table(self, over: str | None = None, cost: Cost | None = None) -> str:
-        """A text table: median, 20% and 80% quantiles, and the speed relative to `over` (default: the last name)."""
+        """Median, 20% and 80% quantiles and the speed relative to `over` (default: the last), as text."""
         over = over if over is not None else list(self)[-1]
         lines = []
         for name, timing in self.items():
@@ -169,9 +169,10 @@ def compare(
         rounds: least number of rounds; each callable gives one sample a round.
         min_time_s: rounds go on until this much time has gone into them.
         warmup: untimed calls of each before the first round (compilation, first touch of memory).
-        device: where the work runs; by default the GPU if there is one. A GPU is timed by events on its current stream.
-        flush: overwrite the caches before every sample; by default only on a GPU, where a small input would otherwise
-            stay in L2.
+        device: where the work runs; by default the GPU if there is one. A GPU is timed by events on its
+            current stream.
+        flush: overwrite the caches before every sample; by default only on a GPU, where a small input would
+            otherwise stay in L2.
 
     Returns:
         The timings, in seconds a call.
@@ -218,7 +219,7 @@ def copy_bandwidth(device: str = "cpu", nbytes: int = 256 << 20) -> float:
 
 @functools.cache
 def matmul_peak(device: str = "cpu", dtype: torch.dtype = torch.float32, size: int = 1024) -> float:
-    """Arithmetic throughput of `torch.matmul` on square matrices measured here, operations/s: a practical peak."""
+    """Throughput of `torch.matmul` on square matrices measured here, operations/s: a practical peak."""
     a = torch.ones(size, size, dtype=dtype, device=device)
     timing = compare({"matmul": lambda: a @ a}, rounds=7, device=device)["matmul"]
     return 2.0 * size**3 / timing.median_s
