@@ -13,13 +13,17 @@ from ..timing import Cost
 
 @triton.jit
 def multiply_add_relu_kernel(a_ptr, b_ptr, c_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    """y[i] = max(a[i] * b[i] + c[i], 0), i < n; all [n]. A program owns BLOCK consecutive elements."""
+    """y[i] = max(a[i] * b[i] + c[i], 0), i < n; all [n]. A program owns BLOCK consecutive elements.
+
+    Arithmetic in fp32 (fp64 for fp64).
+    """
     pid = tl.program_id(0).to(tl.int64)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     m = offs < n
-    a = tl.load(a_ptr + offs, mask=m)
-    b = tl.load(b_ptr + offs, mask=m)
-    c = tl.load(c_ptr + offs, mask=m)
+    dtype: tl.constexpr = tl.float64 if a_ptr.dtype.element_ty == tl.float64 else tl.float32
+    a = tl.load(a_ptr + offs, mask=m).to(dtype)
+    b = tl.load(b_ptr + offs, mask=m).to(dtype)
+    c = tl.load(c_ptr + offs, mask=m).to(dtype)
     y = tl.maximum(a * b + c, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=m)
 

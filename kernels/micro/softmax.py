@@ -12,9 +12,7 @@ from ..timing import Cost
 
 
 @triton.jit
-def softmax_rows_kernel(
-    x_ptr, y_ptr, n_cols, stride_x, stride_y, BLOCK: tl.constexpr, ONE_TILE: tl.constexpr
-):
+def softmax_rows_kernel(x_ptr, y_ptr, n_cols, stride_x, stride_y, BLOCK: tl.constexpr, ONE_TILE: tl.constexpr):
     """y[r, :] = exp(x[r, :] - max x[r, :]) / sum exp(x[r, :] - max x[r, :]).
 
     x, y: [rows, n_cols], unit stride along a row. A program owns row r = pid. With ONE_TILE (BLOCK >= n_cols)
