@@ -2,8 +2,9 @@
 
 c[m, :] += a[m, k] * b[k, :] on vectors: a row of b is loaded as it lies, an element of a is broadcast from memory, and
 a *register tile* of c stays in half of the vector registers for the whole of K. Small products are written out. Large
-ones are loops over register tiles, on operands copied to the stack in the type of the arithmetic: every element is
-converted once, and the strides of the caller's matrices cannot thrash the cache.
+ones are loops over register tiles. There b is copied to the stack first, in panels as wide as a register tile and in
+the type of the arithmetic, and so is a unless it can be read where it lies: every element is converted once, and the
+stride of the caller's matrix cannot thrash the cache.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _converted(L: Lowering, row: Row, elt: str) -> Row:
             return Row(row.n, elt, vec=L.emit(f"sext {vtype('i8', row.n)} {L.vec(row)} to {vtype(elt, row.n)}"))
         return Row(row.n, elt, vec=convert(L, L.vec(row), row.elt, elt, row.n))
 
-    return L.cached(("dot", elt, id(row)), row, make)  # type: ignore[return-value]
+    return L.cached(("dot", elt, id(row)), row, make)
 
 
 def _elements(L: Lowering, x: _Matrix, index: int, elt: str, n: int = 1) -> str:
@@ -108,6 +109,14 @@ def _elements(L: Lowering, x: _Matrix, index: int, elt: str, n: int = 1) -> str:
     if place is not None and x.elt == elt:
         return _load(L, elt, place, lane, n)
     return L.vec(L.shuffle(_converted(L, x.rows[i], elt), None, range(lane, lane + n)))
+
+
+def _table(L: Lowering, places: Sequence[str | None]) -> str:
+    """Addresses as an array on the stack, for loops to index."""
+    table = L.alloca("ptr", len(places))
+    for i, place in enumerate(places):
+        L.do(f"store ptr {place}, ptr {_at(L, 'ptr<ptr>', table, i)}")
+    return table
 
 
 def _copy(L: Lowering, x: _Matrix, elt: str, cols: int) -> str:
@@ -128,9 +137,7 @@ def _copy(L: Lowering, x: _Matrix, elt: str, cols: int) -> str:
             put(row, _at(L, elt, buf, (c // cols * R + r) * cols + c % cols))
         return buf
 
-    table = L.alloca("ptr", len(x.rows))
-    for i, place in enumerate(x.places):
-        L.do(f"store ptr {place}, ptr {_at(L, 'ptr<ptr>', table, i)}")
+    table = _table(L, x.places)
 
     def copy(i: str) -> None:
         first = L.emit(f"mul i64 {i}, {x.w}")
@@ -166,7 +173,7 @@ def _accumulate(L: Lowering, count: int, ty: str, sums: Sequence[str], body: Cal
     return phis
 
 
-# -- a [M, K] b [K, N] + acc [M, N], acc and the result in the type of the arithmetic `elt` -----------------------------
+# -- a [M, K] b [K, N] + acc [M, N], acc and the result in the type of the arithmetic, `elt` ---------------------------
 def _unrolled(L: Lowering, elt: str, a: _Matrix, b: _Matrix, acc: Tensor) -> Tensor:
     (M, K), N = a.shape, b.shape[1]
     rows, cols = _register_tile(M, N, elt)
@@ -188,29 +195,40 @@ def _unrolled(L: Lowering, elt: str, a: _Matrix, b: _Matrix, acc: Tensor) -> Ten
 def _looped(L: Lowering, elt: str, a: _Matrix, b: _Matrix, acc: Tensor) -> Tensor:
     (M, K), N = a.shape, b.shape[1]
     rows, cols = _register_tile(M, N, elt)
-    at_a, at_b, at_c = _copy(L, a, elt, K), _copy(L, b, elt, cols), L.spill(acc)
-    steps = min(K, _K_STEPS)
+    places, w = a.places, a.w
+    if a.elt != elt or None in places:
+        copy = _copy(L, a, elt, K)
+        places, w = [_at(L, elt, copy, m * K) for m in range(M)], K
+    table, at_b, at_c = _table(L, places), _copy(L, b, elt, cols), L.spill(acc)
+    steps = min(w, _K_STEPS)
     ty, align = vtype(elt, cols), min(64, size_of(elt) * cols)
 
     def tile(n: str, m: str) -> None:
         m0 = L.emit(f"mul i64 {m}, {rows}")
-        tile_a = _at(L, elt, at_a, L.emit(f"mul i64 {m0}, {K}"))
+        rows_a = _at(L, "ptr<ptr>", table, L.emit(f"mul i64 {m0}, {K // w}"))
         tile_b = _at(L, elt, at_b, L.emit(f"mul i64 {n}, {cols * K}"))
         tile_c = _at(L, elt, _at(L, elt, at_c, L.emit(f"mul i64 {n}, {cols}")), L.emit(f"mul i64 {m0}, {N}"))
-        places = [_at(L, elt, tile_c, j * N) for j in range(rows)]
+        rows_c = [_at(L, elt, tile_c, j * N) for j in range(rows)]
 
-        def step(i: str, sums: list[str]) -> list[str]:
-            k0 = L.emit(f"mul i64 {i}, {steps}")
-            row_b = _at(L, elt, tile_b, L.emit(f"mul i64 {k0}, {cols}"))
-            rows_a = [_at(L, elt, _at(L, elt, tile_a, j * K), k0) for j in range(rows)]
-            for k in range(steps):
-                y = _load(L, elt, row_b, k * cols, cols)
-                xs = [L.splat(_load(L, elt, r, k), storage(elt), cols) for r in rows_a]
-                sums = [_fma(L, elt, x, y, s, cols) for x, s in zip(xs, sums)]
-            return sums
+        def part(i: str, sums: Sequence[str]) -> list[str]:
+            """Elements i w to (i + 1) w of K."""
+            parts_a = [_load(L, "ptr<ptr>", _at(L, "ptr<ptr>", rows_a, j * (K // w)), i) for j in range(rows)]
+            part_b = _at(L, elt, tile_b, L.emit(f"mul i64 {i}, {w * cols}"))
 
-        start = [L.emit(f"load {ty}, ptr {p}, align {align}") for p in places]
-        for p, v in zip(places, _accumulate(L, K // steps, ty, start, step)):
+            def step(s: str, sums: Sequence[str]) -> Sequence[str]:
+                k0 = L.emit(f"mul i64 {s}, {steps}")
+                row_b = _at(L, elt, part_b, L.emit(f"mul i64 {k0}, {cols}"))
+                row_a = [_at(L, elt, x, k0) for x in parts_a]
+                for k in range(steps):
+                    y = _load(L, elt, row_b, k * cols, cols)
+                    xs = [L.splat(_load(L, elt, x, k), storage(elt), cols) for x in row_a]
+                    sums = [_fma(L, elt, x, y, total, cols) for x, total in zip(xs, sums)]
+                return sums
+
+            return _accumulate(L, w // steps, ty, sums, step)
+
+        start = [L.emit(f"load {ty}, ptr {p}, align {align}") for p in rows_c]
+        for p, v in zip(rows_c, _accumulate(L, K // w, ty, start, part)):
             L.do(f"store {ty} {v}, ptr {p}, align {align}")
 
     L.loop(N // cols, lambda n: L.loop(M // rows, lambda m: tile(n, m)))
@@ -263,7 +281,7 @@ def _e2m1(L: Lowering, t: Tensor, high: bool) -> Tensor:
         code = Lanes(L, L.vec(rows[0]), "i8", n).resize("i16")
         code = code.op("lshr", 4) if high else code
         half = (code & 7) << 9 | (code & 8) << 12  # the bits of an f16 that is 2^14 times too small
-        return (half.cast("bitcast", "f16").cast("fpext", "f32") * 2.0**14).text
+        return (half.cast("bitcast", "half").cast("fpext", "f32") * 2.0**14).text
 
     return apply(L, ("e2m1", high), "f32", decode, t)
 
@@ -319,4 +337,5 @@ def _dot_scaled(L: Lowering, op: Op, *operands: Tensor) -> Tensor:
         packed = k if f"{name}_k_pack = false" not in tail else -3 - k
         side = _values(L, next(given), fmt, packed)
         sides.append(_scaled(L, side, next(given), k, "fp16" not in formats) if " scale %" in text else side)
-    return _products(L, *sides, next(given))
+    a, b = sides
+    return _products(L, a, b, next(given))

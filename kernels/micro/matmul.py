@@ -16,15 +16,18 @@ def matmul_kernel(
     a_ptr, b_ptr, c_ptr,
     M, N, K,
     stride_am, stride_bk, stride_cm,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TAIL_K: tl.constexpr,
+    GROUP_M: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr, OVERLAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """c[m, n] = sum over k of a[m, k] b[k, n].
 
     a: [M, K], b: [K, N], c: [M, N], unit stride along rows. A program owns a tile [BLOCK_M, BLOCK_N] of c;
     programs walk down GROUP_M tiles of one column of tiles before they move to the next, so that a panel of b
-    is reused from cache. EVEN_* say that the tiles divide the matrix, so the loads need no mask. Sums in fp32
-    (fp64 for fp64).
+    is reused from cache. EVEN_MN: no tile reaches beyond the matrix, so loads and stores need no mask there:
+    the tiles divide it, or with OVERLAP (BLOCK_M <= M, BLOCK_N <= N) the last ones are moved back inside and
+    compute some elements a second time. What BLOCK_K leaves of K (nothing if EVEN_K) is done in masked steps
+    of TAIL_K. Sums in fp32 (fp64 for fp64).
     """
     pid = tl.program_id(0)
     num_m = tl.cdiv(M, BLOCK_M)
@@ -32,30 +35,44 @@ def matmul_kernel(
     group = pid // (GROUP_M * num_n)
     in_group = pid % (GROUP_M * num_n)
     group_rows = tl.minimum(num_m - group * GROUP_M, GROUP_M)
-    pid_m = group * GROUP_M + in_group % group_rows
-    pid_n = in_group // group_rows
+    start_m = (group * GROUP_M + in_group % group_rows).to(tl.int64) * BLOCK_M
+    start_n = (in_group // group_rows).to(tl.int64) * BLOCK_N
+    if OVERLAP:
+        start_m = tl.minimum(start_m, M - BLOCK_M)
+        start_n = tl.minimum(start_n, N - BLOCK_N)
 
-    offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    offs_n = start_n + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :]
-    b_ptrs = b_ptr + offs_k[:, None].to(tl.int64) * stride_bk + offs_n[None, :]
+    a_tile = offs_m[:, None] * stride_am + offs_k[None, :]
+    b_tile = offs_k[:, None].to(tl.int64) * stride_bk + offs_n[None, :]
     m_m = (offs_m < M)[:, None]
     m_n = (offs_n < N)[None, :]
 
     dtype: tl.constexpr = tl.float64 if a_ptr.dtype.element_ty == tl.float64 else tl.float32
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype)
-    for k in range(0, K, BLOCK_K):
-        if EVEN_MN and EVEN_K:
-            a = tl.load(a_ptrs)
-            b = tl.load(b_ptrs)
+    whole = K // BLOCK_K * BLOCK_K
+    for _ in range(0, whole, BLOCK_K):
+        if EVEN_MN:
+            a = tl.load(a_ptr + a_tile)
+            b = tl.load(b_ptr + b_tile)
         else:
-            m_k = k + offs_k < K
-            a = tl.load(a_ptrs, mask=m_m & m_k[None, :], other=0.0)
-            b = tl.load(b_ptrs, mask=m_k[:, None] & m_n, other=0.0)
+            a = tl.load(a_ptr + a_tile, mask=m_m, other=0.0)
+            b = tl.load(b_ptr + b_tile, mask=m_n, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=dtype)
-        a_ptrs += BLOCK_K
-        b_ptrs += BLOCK_K * stride_bk
+        a_ptr += BLOCK_K
+        b_ptr += BLOCK_K * stride_bk
+    if not EVEN_K:
+        offs_t = tl.arange(0, TAIL_K)
+        a_tile = offs_m[:, None] * stride_am + offs_t[None, :]
+        b_tile = offs_t[:, None].to(tl.int64) * stride_bk + offs_n[None, :]
+        for k in range(whole, K, TAIL_K):
+            m_k = k + offs_t < K
+            a = tl.load(a_ptr + a_tile, mask=m_m & m_k[None, :], other=0.0)
+            b = tl.load(b_ptr + b_tile, mask=m_k[:, None] & m_n, other=0.0)
+            a_ptr += TAIL_K
+            b_ptr += TAIL_K * stride_bk
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=dtype)
 
     c_ptrs = c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :]
     c = acc.to(c_ptr.dtype.element_ty)
@@ -69,16 +86,25 @@ def _meta(backend: str, dtype: torch.dtype, M: int, N: int, K: int) -> dict[str,
     """Tile shapes and precision. Products of fp32 keep fp32 accuracy everywhere: NVIDIA's tensor cores take
     them as three TF32 products ("tf32x3"), AMD's matrix cores and the CPU multiply fp32 as it is."""
     if backend == "cpu":
-        tile = {"BLOCK_M": 8, "BLOCK_N": 32, "BLOCK_K": 64, "GROUP_M": 1 << 20}
+        # The operands of a step, 64 KiB each in fp32, stay in L2 together; 64 is the widest row of the backend.
+        tile = {
+            "BLOCK_M": min(64, 1 << (M.bit_length() - 1)),
+            "BLOCK_N": min(64, 1 << (N.bit_length() - 1)),
+            "BLOCK_K": 256 if K % 256 == 0 else 64,
+            "TAIL_K": 16,
+            "GROUP_M": 1 << 20,
+        }
     elif dtype == torch.float64:
         tile = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 8, "num_warps": 4, "num_stages": 2}
     elif dtype == torch.float32:
         tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 4, "num_stages": 2}
     else:
         tile = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP_M": 8, "num_warps": 8, "num_stages": 2}
-    return tile | {
-        "EVEN_MN": M % tile["BLOCK_M"] == 0 and N % tile["BLOCK_N"] == 0,
+    even = M % tile["BLOCK_M"] == 0 and N % tile["BLOCK_N"] == 0
+    return {"TAIL_K": tile["BLOCK_K"]} | tile | {
+        "EVEN_MN": even or backend == "cpu",
         "EVEN_K": K % tile["BLOCK_K"] == 0,
+        "OVERLAP": not even and backend == "cpu",
         "PRECISION": "tf32x3" if backend == "cuda" and dtype == torch.float32 else "ieee",
     }
 
