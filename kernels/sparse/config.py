@@ -1,0 +1,102 @@
+"""Which kernel, and with which tiles: plain functions of sizes and row statistics, testable without a device.
+
+Nothing here depends on the number of threads or on the state of the machine, so the order of every sum is fixed by the
+matrix, and results are the same bit for bit from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+import triton
+
+
+@dataclass(frozen=True)
+class SpmmConfig:
+    """How one product in CSR is run.
+
+    split: whether programs own equal shares of rows + nnz (then a share is `share` steps), not whole rows.
+    share: rows a program owns, or steps along rows and entries.
+    batch: entries taken at a time.
+    block_f: columns of a tile, a power of two.
+    mask_f: the tile is wider than the matrix.
+    overlap: the last tile is moved back to end at the last column, since the tiles do not divide the width.
+    options: compiler options (num_warps), empty on a CPU.
+    """
+
+    split: bool
+    share: int
+    batch: int
+    block_f: int
+    mask_f: bool
+    overlap: bool
+    options: dict[str, int] = field(default_factory=dict)
+
+
+# Elements of x (entries times columns) that a program on a CPU reads: some tens of microseconds, so that scheduling
+# is cheap and the last program to end is not waited for.
+_CPU_WORK = 1 << 16
+
+
+@functools.cache
+def _cpu_tile_bytes() -> int:
+    """Half of the vector registers of this CPU, for the accumulators of a tile: 32 of 64 bytes, or 16 of 32."""
+    return 1024 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 256
+
+
+def _tile(F: int, widest: int) -> tuple[int, bool, bool]:
+    """(block_f, mask_f, overlap) for F columns."""
+    block_f = min(widest, triton.next_power_of_2(F))
+    return block_f, block_f > F, block_f < F and F % block_f != 0
+
+
+def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
+    """The configuration of one CSR product.
+
+    Args:
+        rows, nnz, longest: of the matrix: rows, entries, entries of the longest row.
+        F: columns of x, at least 1.
+        dtype: of x.
+        backend: "cpu", "cuda" or "hip".
+    """
+    mean = nnz / max(rows, 1)
+    wide = dtype == torch.float64
+    if backend == "cpu":
+        block_f, mask_f, overlap = _tile(F, _cpu_tile_bytes() // (8 if wide else 4))
+        work = max(_CPU_WORK // min(F, block_f), 16)
+        # Whole rows in small groups balance themselves, unless a row is a good part of all the work.
+        split = longest > 4 * work and longest * 8 > nnz
+        share = 2 * work if split else max(int(work / (mean + 1)), 1)
+        return SpmmConfig(split, share, 1, block_f, mask_f, overlap)
+
+    # A warp brings 16 bytes a thread; as many entries side by side as make four such loads for each thread.
+    block_f, mask_f, overlap = _tile(F, 128)
+    element_bytes = torch.finfo(dtype).bits // 8
+    lanes = max(block_f * element_bytes // 16, 1)
+    batch = min(max(4 * 32 // lanes, 1), 16)
+    split = longest > 1024 and longest > 32 * mean
+    share = 256 if split else (4 if mean < 4 else 1)
+    return SpmmConfig(split, share, batch, block_f, mask_f, overlap, {"num_warps": 1})
+
+
+@dataclass(frozen=True)
+class DotConfig:
+    """How `entry_dot` is run: entries a program owns, entries taken at a time, columns of a tile."""
+
+    share: int
+    batch: int
+    block_f: int
+    options: dict[str, int] = field(default_factory=dict)
+
+
+def pick_dot(nnz: int, F: int, dtype: torch.dtype, backend: str) -> DotConfig:
+    """The configuration of one `entry_dot` over nnz >= 1 entries and F >= 1 columns."""
+    if backend == "cpu":
+        block_f = min(triton.next_power_of_2(F), 64)
+        batch = 8 if nnz >= 8 else 1
+        return DotConfig(max(_CPU_WORK // F, batch), batch, block_f)
+    block_f = min(triton.next_power_of_2(F), 128)
+    batch = 16 if nnz >= 16 else 1
+    return DotConfig(4 * batch, batch, block_f, {"num_warps": 4})
