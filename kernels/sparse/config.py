@@ -46,12 +46,18 @@ def _cpu_tile_bytes() -> int:
     return 1024 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 256
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up. Triton's own is a jitted function, which costs 12 us a call on the host."""
+    return -(-a // b)
+
+
 def _tile(F: int, widest: int) -> tuple[int, bool, bool]:
     """(block_f, mask_f, overlap) for F columns."""
     block_f = min(widest, triton.next_power_of_2(F))
     return block_f, block_f > F, block_f < F and F % block_f != 0
 
 
+@functools.lru_cache(maxsize=4096)
 def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
     """The configuration of one CSR product.
 
@@ -91,6 +97,7 @@ class DotConfig:
     options: dict[str, int] = field(default_factory=dict)
 
 
+@functools.lru_cache(maxsize=4096)
 def pick_dot(nnz: int, F: int, dtype: torch.dtype, backend: str) -> DotConfig:
     """The configuration of one `entry_dot` over nnz >= 1 entries and F >= 1 columns."""
     if backend == "cpu":

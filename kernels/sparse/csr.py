@@ -11,7 +11,7 @@ import triton.language as tl
 from ..launch import launch
 from ..target import AotCase, backend_of
 from . import alloc
-from .config import SpmmConfig, pick_spmm
+from .config import SpmmConfig, ceil_div, pick_spmm
 from .fold import collapse, finish, fold, merge, start
 from .formats import Format, Storage, register
 from .pattern import Pattern
@@ -206,18 +206,18 @@ def spmm(
     nnz = col.shape[0]
     if config is None:
         config = pick_spmm(rows, nnz, storage.meta[0], F, x.dtype, backend_of(x.device))
-    tiles = triton.cdiv(F, config.block_f)
+    tiles = ceil_div(F, config.block_f)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
     operands = (rowptr, col, perm, value, x, row_scale, col_scale, route, y, arg if with_arg else None)
     if not config.split:
-        grid = (triton.cdiv(rows, config.share), tiles)
+        grid = (ceil_div(rows, config.share), tiles)
         launch(
             csr_spmm_rows_kernel, grid, *operands, rows, F, x.stride(0), config.share,
             BATCH=config.batch, **meta, **config.options,
         )  # fmt: skip
         return y, arg
 
-    programs = triton.cdiv(rows + nnz, config.share)
+    programs = ceil_div(rows + nnz, config.share)
     carry_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     carry = torch.empty((programs, 2, F), dtype=carry_dtype, device=x.device)
     carry_arg = torch.empty((programs, 2, F), dtype=col.dtype, device=x.device) if with_arg else None

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ..launch import launch
 from ..target import AotCase, backend_of
-from .config import DotConfig, pick_dot
+from .config import DotConfig, ceil_div, pick_dot
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def entry_dot(
     if config is None:
         config = pick_dot(nnz, F, x.dtype, backend_of(x.device))
     launch(
-        entry_dot_kernel, (triton.cdiv(nnz, config.share),), row, col, g, x, row_scale, col_scale, route, out,
+        entry_dot_kernel, (ceil_div(nnz, config.share),), row, col, g, x, row_scale, col_scale, route, out,
         nnz, F, g.stride(0), x.stride(0), config.share,
         BATCH=config.batch, BLOCK_F=config.block_f, MASK_F=F % config.block_f != 0, **config.options,
     )  # fmt: skip
