@@ -27,7 +27,7 @@ TILES = ((8, False, False), (16, True, False), (4, False, True))  # 8 columns, 1
 @pytest.mark.parametrize(("reduce", "batch"), [("sum", 1), ("sum", 4), ("max", 1), ("min", 4)])
 def test_every_configuration(reduce: str, split: bool, batch: int) -> None:
     for graph, (tile, mask_f, overlap), transposed in itertools.product(GRAPHS, TILES, (False, True)):
-        if transposed and graph not in ("uniform", "hub_column"):
+        if (transposed and graph not in ("uniform", "hub_column")) or (overlap and reduce != "sum"):
             continue
         A = reference.matrix(graph_zoo()[graph], device=DEVICE)
         A = A.T if transposed else A
