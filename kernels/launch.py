@@ -75,7 +75,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         or len(args) != len(runtime)
         or not runtime.isdisjoint(meta)
         or type(grid) is not tuple
-        or knobs.runtime.launch_enter_hook is not None
+        or knobs.runtime.launch_enter_hook.calls
     ):
         kernel[grid](*args, **meta)
         return

@@ -45,8 +45,6 @@ def _from_bits(bits: int, elt: str) -> Literal:
         if bits & 0x7FFFFFFF > 0x7F800000:  # LLVM writes a NaN in 64 bits, with its payload
             return f"0x{(bits >> 31) << 63 | 0x7FF << 52 | (bits & 0x7FFFFF) << 29:016X}"
         return float_text(struct.unpack("<f", struct.pack("<I", bits))[0], "f32")
-    if elt == "f16":
-        return f"0xH{bits:04X}"
     return wrap(bits, elt)
 
 
@@ -58,8 +56,10 @@ def _literal(text: str, elt: str) -> Literal:
     if text.startswith("0x"):
         return _from_bits(int(text, 16), elt)
     value = float(text)
-    if storage(elt) in ("half", "float", "double"):
+    if elt in ("f32", "f64"):
         return float_text(value, elt)
+    if elt == "f16":
+        return wrap(int(np.float16(value).view(np.uint16)), elt)
     if elt == "bf16":
         # MLIR prints a bf16 value exactly, so that its upper half is the value.
         return wrap(int(np.float32(value).view(np.uint32)) >> 16, elt)
@@ -88,6 +88,6 @@ def _poison(L: Lowering, op: Op) -> Tensor:
     ty = op.types[0]
     w = width(ty.shape)
     zero: Literal = (
-        float_text(0.0, ty.elt) if ty.elt in ("f16", "f32", "f64") else "null" if ty.elt.startswith("ptr") else 0
+        float_text(0.0, ty.elt) if ty.elt in ("f32", "f64") else "null" if ty.elt.startswith("ptr") else 0
     )
     return Tensor(ty.shape, ty.elt, [Row(w, ty.elt, base=zero)] * (ty.numel // w), w)

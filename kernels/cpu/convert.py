@@ -66,11 +66,13 @@ def convert(L: Builder, v: str, src: str, dst: str, n: int, rounding: str | None
 
 def to_f32(x: Lanes) -> Lanes:
     """Exactly the value of a narrower float."""
+    if x.elt == "f32":
+        return x
     if x.elt in FP8:
         return _decode(x.like(x.text, "i8"), FP8[x.elt])
     if x.elt == "bf16":
         return (x.like(x.text, "i16").resize("i32") << 16).cast("bitcast", "f32")
-    return x.cast("fpext", "f32")
+    return x.cast("bitcast", "half").cast("fpext", "f32")
 
 
 def from_f32(x: Lanes, dst: str, toward_zero: bool = False) -> Lanes:
@@ -80,7 +82,7 @@ def from_f32(x: Lanes, dst: str, toward_zero: bool = False) -> Lanes:
     if dst in FP8:
         return _encode(x, FP8[dst], toward_zero)
     if dst == "f16":
-        return _toward_zero(x, "f16") if toward_zero else x.cast("fptrunc", "f16")
+        return (_toward_zero(x, "half") if toward_zero else x.cast("fptrunc", "half")).cast("bitcast", "f16")
     b = x.bits()
     kept = b.op("lshr", 16)
     quiet = kept | 0x40

@@ -21,8 +21,9 @@ LANES = 64
 Literal = int | str  # an SSA name or constant text; ints stay Python ints so that they can be folded
 
 INT_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
-# How a TTIR element type is held in a register. bf16 and fp8 are held as bits and computed in f32.
-_STORAGE = {"f16": "half", "f32": "float", "f64": "double", "bf16": "i16"}
+# How a TTIR element type is held in a register. f16, bf16 and fp8 are held as bits and computed in f32: few CPUs have
+# registers of halves, and LLVM would take a vector of them apart to move it.
+_STORAGE = {"f16": "i16", "bf16": "i16", "f32": "float", "f64": "double"}
 _SIZE = {"half": 2, "float": 4, "double": 8, "ptr": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "i128": 16}
 
 
@@ -58,7 +59,7 @@ def mangle(elt: str, n: int) -> str:
 
 
 def is_float(elt: str) -> bool:
-    return elt[0] in "fb"
+    return elt[0] in "fb" or elt == "half"
 
 
 def wrap(value: int, elt: str) -> int:
@@ -85,7 +86,7 @@ def float_text(value: float, elt: str) -> str:
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
     if elt == "f32":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(value))))[0]:016X}"
-    if elt == "f16":
+    if elt == "half":
         return f"0xH{int(np.float16(value).view(np.uint16)):04X}"
     raise ValueError(elt)
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from .emit import Builder, float_text, is_float, mangle, size_of, storage, vtype
 
-FLOAT_BITS = {"f16": "i16", "f32": "i32", "f64": "i64"}
+FLOAT_BITS = {"half": "i16", "f32": "i32", "f64": "i64"}
 
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """`n` lanes of type `elt` (LLVM's own: f16, f32, f64 or an integer) held in `text`. Operators emit instructions.
+    """`n` lanes of type `elt` (LLVM's own: half, f32, f64 or an integer) held in `text`. Operators emit instructions.
 
     Integers compare and shift right as signed numbers. Python numbers become constants of the other operand's type.
     Float instructions carry no fast-math flags: error-free transformations rely on each rounding.

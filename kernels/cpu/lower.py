@@ -402,8 +402,8 @@ def one_op(region: Region) -> str | None:
 class Lowered:
     """LLVM IR of a kernel.
 
-    text: a module that defines `@"<name>.body"(arguments..., i32 program id x 3, i32 grid x 3, ptr error flag)`, which
-    runs one program. params: types of the arguments. asserts: the message meant by k + 1 in the flag is number k.
+    text: a module that defines `@"<name>.body"(arguments..., i32 program id x 3, i32 grid x 3, ptr error flag)`, with
+    the attributes #0, which runs one program. params: types of the arguments. asserts: the message meant by k + 1 in the flag is number k.
     """
 
     name: str
@@ -429,7 +429,7 @@ def lower_module(ttir: str, fp_fusion: bool) -> Lowered:
         params.append(f"{storage(ty.elt)} %a{k}")
     L.function(kernel, args)
     params += [f"i32 %{p}" for p in PROGRAM] + ["ptr %error"]
-    body = [f'define internal void @"{kernel.name}.body"({", ".join(params)}) alwaysinline {{', "entry:"]
+    body = [f'define internal void @"{kernel.name}.body"({", ".join(params)}) #0 {{', "entry:"]
     body += L.allocas + L.lines + ["  ret void", "}"]
     text = "\n".join([*L.globals, *sorted(L.declares), *body, ""])
     return Lowered(kernel.name, text, [ty for _, ty in kernel.args], L.asserts)

@@ -38,7 +38,7 @@ def consecutive(row: Row) -> bool:
 def _zero(elt: str, n: int) -> str:
     if n > 1:
         return "zeroinitializer"
-    return {"half": "0xH0000", "float": "0.0", "double": "0.0", "ptr": "null"}.get(storage(elt), "0")
+    return {"float": "0.0", "double": "0.0", "ptr": "null"}.get(storage(elt), "0")
 
 
 def all_true(mask: Row | None) -> bool:
@@ -74,7 +74,7 @@ def _load_scalar(L: Lowering, ptr: Row, mask: Row | None, other: Row | None, elt
     on = L.text(mask.base, "i1")  # type: ignore[arg-type]
     safe = L.emit(f"select i1 {on}, ptr {at}, ptr {L.zeros()}")
     row = L.from_memory(L.emit(f"load {storage(mem)}, ptr {safe}, align {size_of(elt)}"), elt, 1)
-    if other is None or other.base in (0, "0x0000000000000000", "0xH0000"):
+    if other is None or other.base in (0, "0x0000000000000000"):
         return row
     ty = storage(elt)
     v = L.emit(f"select i1 {on}, {ty} {L.vec(row)}, {ty} {L.text(other.base, elt)}")  # type: ignore[arg-type]
@@ -215,8 +215,6 @@ def _atomic_rmw(L: Lowering, op: Op, ptr: Tensor, value: Tensor, mask: Tensor | 
                 a, b = (convert(L, t, elt, "f32", 1) for t in (old, v))
                 return convert(L, L.emit(f"fadd float {a}, {b}"), "f32", elt, 1)
 
-            if ty == "half":  # compare-and-swap takes integers
-                return L.emit(f"atomicrmw fadd ptr {p}, half {v} {_ORDER[order]}, align 2")
             return _atomic_update(L, p, elt, add)
         return L.emit(f"atomicrmw {_RMW[kind]} ptr {p}, {ty} {v} {_ORDER[order]}, align {size_of(elt)}")
 
@@ -233,7 +231,7 @@ def _atomic_cas(L: Lowering, op: Op, ptr: Tensor, cmp: Tensor, value: Tensor) ->
 
     def fn(lane: list[str]) -> str:
         p, c, v = lane
-        if storage(elt) in ("half", "float", "double"):
+        if storage(elt) in ("float", "double"):
             c, v = (L.emit(f"bitcast {storage(elt)} {t} to {bits}") for t in (c, v))
         pair = L.emit(f"cmpxchg ptr {p}, {bits} {c}, {bits} {v} {order} {failure}, align {size_of(elt)}")
         old = L.emit(f"extractvalue {{ {bits}, i1 }} {pair}, 0")

@@ -14,7 +14,7 @@ from .emit import LANES, Row, Tensor, in_memory, mangle, size_of, storage, vtype
 from .lower import Lowering, lowers
 from .ttir import Op
 
-INLINE = 4096  # elements that are moved through memory by straight code; more are moved by a loop
+INLINE = 256  # elements that are moved through memory by straight code; more are moved by a loop
 
 
 @lowers("tt.make_range")
@@ -99,7 +99,7 @@ def _through_memory(L: Lowering, x: Tensor, source: np.ndarray, shape: Sequence[
     """`permuted` by writing the tensor to the stack and gathering from there."""
     buf = L.spill(x)
     # No instruction gathers elements of less than four bytes, so that a row would be as many loads as elements.
-    if len(source) > (INLINE if size_of(x.elt) >= 4 else INLINE // 8):
+    if len(source) > (INLINE if size_of(x.elt) >= 4 else INLINE // 4):
         return _copied(L, x, buf, source, shape, w)
     rows = []
     for part in source.reshape(-1, w):

@@ -1,0 +1,95 @@
+"""The look that all figures share: one colour a backend, thin axes, labels at the lines instead of legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK = "#1c2430"
+MUTED = "#6b7480"
+FAINT = "#dde1e6"
+
+# Distinct in hue and in lightness, for readers and printers without colour.
+COLORS = {"braidwork": "#1457c8", "torch": "#e0762a", "pyg": "#2f8f6b", "scipy": "#8c6bb1"}
+LABELS = {"braidwork": "braidwork", "torch": "torch.sparse", "pyg": "PyG GCNConv", "scipy": "SciPy"}
+
+_RC = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "xtick.major.width": 0.7,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "braidwork",  # the same rows give the same file
+}
+
+
+def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: object) -> tuple[Figure, list[Axes]]:
+    """A figure in inches with a grid of axes, in the project's style; the axes row by row."""
+    matplotlib.use("agg")
+    logger = matplotlib.logging.getLogger("matplotlib.font_manager")
+    logger.setLevel(matplotlib.logging.ERROR)  # absent fonts of the list are no news
+    plt.rcParams.update(_RC)
+    made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained", **options)
+    return made, list(axes.flat)
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """Heights for labels that want to be at `positions`, moved apart to at least `gap`, each as little as possible."""
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    placed = [float(p) for p in positions]
+    for _ in range(200):
+        moved = False
+        for low, high in zip(order, order[1:], strict=False):
+            lack = gap - (placed[high] - placed[low])
+            if lack > 1e-9:
+                placed[low] -= lack / 2
+                placed[high] += lack / 2
+                moved = True
+        if not moved:
+            break
+    return placed
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write (x, y, text, colour) labels to the right of line ends, apart from one another.
+
+    Call it last: it works in the axes' final scale.
+    """
+    axes.figure.canvas.draw()
+    to_pixels, to_data = axes.transData, axes.transData.inverted()
+    heights = [to_pixels.transform((x, y))[1] for x, y, _, _ in ends]
+    gap = plt.rcParams["font.size"] * axes.figure.dpi / 72 * 1.25
+    for (x, y, text, color), height in zip(ends, spread(heights, gap), strict=True):
+        at = to_data.transform((to_pixels.transform((x, y))[0], height))
+        axes.annotate(
+            text, (x, at[1]), xytext=(6, 0), textcoords="offset points", va="center", color=color, fontweight="bold",
+            annotation_clip=False,
+        )

@@ -1,0 +1,245 @@
+"""Full-batch training of a model on a graph: steps, early stopping, checkpoints, and several backends in turns."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from braidwork.models import GCN, get_backend
+
+from .datasets import Graph
+
+MODELS = {"gcn": GCN}
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train.
+
+    Attributes:
+        epochs: most epochs. patience: epochs without a better validation accuracy before stopping.
+        lr, weight_decay: of Adam; the decay acts on the first layer only where `decay_first_layer`, as Kipf and Welling do.
+        eval_every: epochs between two evaluations.
+        checkpoint_s: seconds between two checkpoints.
+    """
+
+    epochs: int = 200
+    patience: int = 50
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    decay_first_layer: bool = False
+    eval_every: int = 1
+    checkpoint_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience", "eval_every"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"train.{name}: must be a whole number of at least 1, got {value!r}")
+        for name in ("lr", "weight_decay", "checkpoint_s"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < math.inf or (name == "lr" and value == 0):
+                kind = "positive" if name == "lr" else "0 or more"
+                raise ValueError(f"train.{name}: must be a number, {kind}, got {value!r}")
+        if type(self.decay_first_layer) is not bool:
+            raise ValueError(f"train.decay_first_layer: must be true or false, got {self.decay_first_layer!r}")
+
+    @classmethod
+    def from_mapping(cls, config: Mapping[str, Any]) -> TrainConfig:
+        known = {f.name for f in fields(cls)}
+        for name in config:
+            if name not in known:
+                raise ValueError(f"train.{name}: unknown setting; known are {', '.join(sorted(known))}")
+        return cls(**config)
+
+
+def build_model(config: Mapping[str, Any], graph: Graph, layer: type[torch.nn.Module]) -> torch.nn.Module:
+    """The model that a `conf/model` group describes, sized for the graph.
+
+    Raises:
+        ValueError: unknown name or option.
+    """
+    options = dict(config)
+    name = options.pop("name")
+    if name not in MODELS:
+        raise ValueError(f"model: unknown {name!r}; choose one of {', '.join(MODELS)}")
+    known = set(inspect.signature(MODELS[name]).parameters) - {"in_channels", "out_channels", "layer"}
+    for option in options:
+        if option not in known:
+            raise ValueError(f"model.{option}: unknown option of {name}; known are {', '.join(sorted(known))}")
+    try:
+        return MODELS[name](graph.num_features, out_channels=graph.num_classes, layer=layer, **options)
+    except TypeError as error:
+        raise ValueError(f"model: {error}") from error
+
+
+@dataclass
+class History:
+    """What a run wrote down. The two lists of an evaluation go with `eval_epoch`; times are in seconds."""
+
+    loss: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    eval_epoch: list[int] = field(default_factory=list)
+    eval_s: list[float] = field(default_factory=list)
+    val_accuracy: list[float] = field(default_factory=list)
+    test_accuracy: list[float] = field(default_factory=list)
+
+
+class Trainer:
+    """One model on one backend, seeded; its random state is its own, so that trainers can take turns in a process."""
+
+    def __init__(self, graph: Graph, model: Mapping[str, Any], train: TrainConfig, seed: int, backend: str):
+        self.config, self.seed, self.backend = train, seed, get_backend(backend)
+        self.propagation = self.backend.propagation(graph.edges)
+        self.input = self.backend.features(graph.features)
+        self.split = graph.split(seed)
+        self.labels = graph.labels
+        # The loss over all nodes with the others ignored: it needs no gather of the training rows and no scatter back.
+        self.targets = torch.full_like(graph.labels, _IGNORED)
+        self.targets[self.split.train] = graph.labels[self.split.train]
+        self._rng = torch.Generator().manual_seed(seed).get_state()
+        with self._own_randomness():
+            self.model = build_model(model, graph, self.backend.layer)
+        self.optimizer = torch.optim.Adam(self._groups(), lr=train.lr, fused=True)
+        self.epoch, self.stopped = 0, False
+        self.best = {"epoch": 0, "val_accuracy": -1.0, "test_accuracy": -1.0}
+        self.best_state: dict[str, torch.Tensor] = {}
+        self.history = History()
+
+    def _groups(self) -> list[dict]:
+        decay = self.config.weight_decay
+        if not self.config.decay_first_layer:
+            return [{"params": list(self.model.parameters()), "weight_decay": decay}]
+        first = set(self.model.layers[0].parameters())
+        rest = [p for p in self.model.parameters() if p not in first]
+        return [{"params": list(first), "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._rng)
+        try:
+            yield
+        finally:
+            self._rng = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    def step(self) -> torch.Tensor:
+        """Forward, backward and update on all nodes; returns the loss."""
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        with self._own_randomness():
+            out = self.model(self.input, self.propagation)
+        loss = F.cross_entropy(out, self.targets, ignore_index=_IGNORED)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on the validation and test nodes, in percent."""
+        self.model.eval()
+        right = self.model(self.input, self.propagation).argmax(1) == self.labels
+        parts = {"val": self.split.val, "test": self.split.test}
+        return {f"{name}_accuracy": 100.0 * int(right[part].sum()) / part.numel() for name, part in parts.items()}
+
+    def advance(self) -> bool:
+        """One epoch, with its evaluation if one is due. Returns whether there is more to do."""
+        if self.stopped:
+            return False
+        history = self.history
+        start = time.perf_counter()
+        loss = self.step().item()
+        history.step_s.append(time.perf_counter() - start)
+        history.loss.append(loss)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} at epoch {self.epoch + 1}; lower train.lr")
+        self.epoch += 1
+        if self.epoch % self.config.eval_every == 0 or self.epoch == self.config.epochs:
+            start = time.perf_counter()
+            scores = self.evaluate()
+            history.eval_s.append(time.perf_counter() - start)
+            history.eval_epoch.append(self.epoch)
+            history.val_accuracy.append(scores["val_accuracy"])
+            history.test_accuracy.append(scores["test_accuracy"])
+            if scores["val_accuracy"] > self.best["val_accuracy"]:
+                self.best = {"epoch": self.epoch, **scores}
+                self.best_state = {k: v.clone() for k, v in self.model.state_dict().items()}
+        self.stopped = self.epoch >= self.config.epochs or self.epoch - self.best["epoch"] >= self.config.patience
+        return not self.stopped
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a run needs to go on as if it had not been interrupted."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": self._rng,
+            "epoch": self.epoch,
+            "stopped": self.stopped,
+            "best": self.best,
+            "best_state": self.best_state,
+            "history": vars(self.history),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._rng, self.epoch, self.stopped = state["rng"], state["epoch"], state["stopped"]
+        self.best, self.best_state = state["best"], state["best_state"]
+        self.history = History(**state["history"])
+
+
+def save_atomically(state: Any, path: Path) -> None:
+    """`torch.save` that leaves the old file or the new one, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with open(partial, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def train_in_turns(
+    trainers: Sequence[Trainer],
+    checkpoint: Path | None = None,
+    on_epoch: Callable[[Sequence[Trainer]], None] | None = None,
+) -> None:
+    """Train all to the end, an epoch each in turns, so that a slow spell of the machine meets them alike.
+
+    Args:
+        trainers: stopped ones are left out of their turn.
+        checkpoint: saved to at intervals, resumed from if it is there and matches, and left as it was at the end.
+        on_epoch: called after every round.
+    """
+    _resume(trainers, checkpoint)
+    saved = time.monotonic()
+    while any(not trainer.stopped for trainer in trainers):
+        for trainer in trainers:
+            trainer.advance()
+        if on_epoch is not None:
+            on_epoch(trainers)
+        if checkpoint is not None and time.monotonic() - saved >= trainers[0].config.checkpoint_s:
+            save_atomically([trainer.state_dict() for trainer in trainers], checkpoint)
+            saved = time.monotonic()
+    if checkpoint is not None:
+        save_atomically([trainer.state_dict() for trainer in trainers], checkpoint)
+
+
+def _resume(trainers: Sequence[Trainer], checkpoint: Path | None) -> None:
+    if checkpoint is None or not checkpoint.exists():
+        return
+    states = torch.load(checkpoint, weights_only=True)
+    for trainer, state in zip(trainers, states, strict=True):
+        trainer.load_state_dict(state)
