@@ -24,6 +24,8 @@ PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 # of programs, how many to take at once, the grid, the error flag, and one slot of 8 bytes for each argument.
 NEXT, TOTAL, CHUNK, GRID, ERROR, ARGUMENTS = 0, 64, 72, 80, 92, 96
 
+LARGE = 200_000  # characters of optimised LLVM IR
+
 
 @dataclass(frozen=True)
 class CPUOptions:
@@ -79,15 +81,26 @@ def host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
-def target_machine() -> Any:
+def target_machine(level: int = 3) -> Any:
     """A code generator for this CPU. One for each use: they must not be shared between threads."""
+    import llvmlite.binding as llvm
+
+    _initialize()
+    name, features = host()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=name, features=features, opt=level, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+@functools.cache
+def _initialize() -> None:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    name, features = host()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=name, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True)
+    # Its time grows with the square of a block's length, and an out-of-order CPU has no use for its result.
+    llvm.set_option("", "-post-RA-scheduler=false")
 
 
 @functools.cache
@@ -259,8 +272,8 @@ def _obj(llir: str) -> bytes:
 
     module = llvm.parse_assembly(llir)
     module.verify()
-    machine = target_machine()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    builder = llvm.create_pass_builder(machine, options)
+    builder = llvm.create_pass_builder(target_machine(), options)
     builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)
+    # The time of good code generation grows faster than the code: tiles far beyond the registers do without.
+    return target_machine(3 if len(str(module)) < LARGE else 0).emit_object(module)

@@ -400,12 +400,18 @@ class Builder:
             )
         return buf
 
+    def breathe(self, elements: int) -> None:
+        """Stop LLVM from reordering loads here, after every 2048 elements: its time is quadratic in a run of loads."""
+        if elements and elements % 2048 == 0:
+            self.do('fence syncscope("singlethread") acq_rel')
+
     def reload(self, buf: str, shape: Sequence[int], elt: str) -> Tensor:
         """The tensor that lies row-major in stack memory."""
         w, mem = width(shape), storage(in_memory(elt))
         n = int(np.prod(shape, dtype=np.int64))
         rows = []
         for i in range(n // w):
+            self.breathe(i * w)
             at = self.emit(f"getelementptr {mem}, ptr {buf}, i64 {i * w}") if i else buf
             v = self.emit(f"load {vtype(in_memory(elt), w)}, ptr {at}, align {min(64, size_of(elt) * w)}")
             rows.append(self.from_memory(v, elt, w))

@@ -91,6 +91,7 @@ def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: T
     for p, m, o in zip(*columns):
         key = (id(p), id(m), id(o))
         if key not in done:
+            L.breathe(len(done) * p.n)
             if o is not None and not o.uniform and (p.n == 1 or p.uniform) and m is not None and m.uniform:
                 # The value differs by lane although the address does not.
                 read = _load_row(L, p, m, None, elt)
