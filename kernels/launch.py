@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
-from triton.runtime import driver
+from triton.backends import backends
 
 
 class _Prepared:
     """A compiled kernel with what it takes to run it on the CPU again."""
 
-    def __init__(self, compiled: Any):
+    def __init__(self, kernel: Any, compiled: Any):
         from .cpu.driver import address, run
 
         launcher = compiled.run
+        self.kernel = kernel  # kept, since the key holds its id
         self.compiled, self.packer, self.asserts = compiled, launcher.packer, launcher.asserts
         self.run, self.address = run, address
         self.function = compiled.function
@@ -29,35 +30,35 @@ class _Prepared:
         self.takes = [(k, name, ty[0] == "*") for k, (name, ty) in enumerate(launcher.signature) if ty != "constexpr"]
 
     def __call__(self, grid: tuple[int, int, int], args: Sequence[Any]) -> None:
-        values = [args[k].data_ptr() if pointer else args[k] for k, _, pointer in self.takes]
+        try:
+            values = [args[k].data_ptr() if pointer else args[k] for k, _, pointer in self.takes]
+        except RuntimeError:  # a tensor without memory of its own
+            values = [self.address(name, args[k]) if pointer else args[k] for k, name, pointer in self.takes]
         self.run(self.function, self.packer, values, grid, self.asserts)
 
 
-_prepared: dict[tuple, _Prepared | None] = {}
-_runtime_names: dict[Any, frozenset[str] | None] = {}
+_prepared: dict[tuple, _Prepared] = {}
+_runtime_names: dict[int, tuple[Any, frozenset[str] | None]] = {}
 
 
 def _kind(arg: Any) -> Any:
     """What of an argument decides which code runs: the dtype of a tensor, the width of an integer, or its being 1."""
-    if isinstance(arg, torch.Tensor):
-        return arg.dtype if arg.is_cpu and arg.layout is torch.strided else arg
     kind = type(arg)
     if kind is int:
         return arg if arg == 1 else "i32" if -(1 << 31) <= arg < 1 << 31 else "i64" if arg < 1 << 63 else "u64"
-    if kind is float or kind is bool:
-        return kind
-    return arg
+    if kind is torch.Tensor or isinstance(arg, torch.Tensor):
+        return arg.dtype if arg.is_cpu else arg
+    return kind if kind is float or kind is bool else arg
 
 
 def _names(kernel: Any) -> frozenset[str] | None:
     """The kernel's parameters that are not constants; None if only Triton's own path can launch it."""
-    if not isinstance(kernel, triton.JITFunction) or kernel.pre_run_hooks:
+    if "cpu" not in backends or not isinstance(kernel, triton.JITFunction) or kernel.pre_run_hooks:
         return None
-    # A constant that is given by position would have to be told from a number.
     return frozenset(p.name for p in kernel.params if not p.is_constexpr)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+def launch(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
     """Launch a kernel: `args` by position, constants and options by keyword.
 
     Args:
@@ -67,19 +68,20 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     Raises:
         TypeError, ValueError: an argument that the kernel cannot take, by name.
     """
-    if kernel not in _runtime_names:
-        _runtime_names[kernel] = _names(kernel)
-    runtime = _runtime_names[kernel]
+    known = _runtime_names.get(id(kernel))
+    if known is None:
+        known = _runtime_names[id(kernel)] = kernel, _names(kernel)
+    runtime = known[1]
     if (
         runtime is None
-        or len(args) != len(runtime)
+        or len(args) != len(runtime)  # a constant that is given by position would have to be told from a number
         or not runtime.isdisjoint(meta)
         or type(grid) is not tuple
         or knobs.runtime.launch_enter_hook.calls
     ):
         kernel[grid](*args, **meta)
         return
-    key = (kernel, tuple(meta.items()), *map(type, meta.values()), *map(_kind, args))
+    key = (id(kernel), *meta.items(), *map(type, meta.values()), *map(_kind, args))
     try:
         prepared = _prepared.get(key)
     except TypeError:  # an argument that cannot be a key
@@ -89,5 +91,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
         prepared((*grid, 1, 1)[:3], args)
         return
     compiled = kernel[grid](*args, **meta)
-    if driver.active.get_current_target().backend == "cpu" and not any(isinstance(a, (tuple, list)) for a in args):
-        _prepared[key] = _Prepared(compiled)
+    if not any(isinstance(a, (tuple, list)) for a in args):
+        _prepared[key] = _Prepared(kernel, compiled)
