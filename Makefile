@@ -26,10 +26,10 @@ reproduce: $(READY) ## train on real graphs, beside the peers, and write results
 	$(PY) -m braidwork.experiments.reproduce $(ARGS)
 
 test: $(READY) ## what CI runs: all but the long sweeps; over 90% of the lines of kernels/
-	$(PY) -m pytest -m "not slow" --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(PY) -m pytest -m "not slow" --benchmark-skip --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 test-all: $(READY) ## every test, the long sweeps too
-	$(PY) -m pytest --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(PY) -m pytest --benchmark-skip --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 bench: $(READY) ## speed against the peers, interleaved in one process (pytest-benchmark)
 	$(PY) -m pytest tests/bench --benchmark-only $(ARGS)

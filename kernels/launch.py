@@ -58,6 +58,13 @@ def _names(kernel: Any) -> frozenset[str] | None:
     return frozenset(p.name for p in kernel.params if not p.is_constexpr)
 
 
+def _check(kernel: Any, args: Sequence[Any]) -> None:
+    from .cpu.driver import check
+
+    for parameter, arg in zip(kernel.params, args):
+        check(parameter.name, arg)
+
+
 def launch(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
     """Launch a kernel: `args` by position, constants and options by keyword.
 
@@ -85,11 +92,13 @@ def launch(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
     try:
         prepared = _prepared.get(key)
     except TypeError:  # an argument that cannot be a key
+        _check(kernel, args)
         kernel[grid](*args, **meta)
         return
     if prepared is not None:
         prepared((*grid, 1, 1)[:3], args)
         return
+    _check(kernel, args)
     compiled = kernel[grid](*args, **meta)
     if not any(isinstance(a, (tuple, list)) for a in args):
         _prepared[key] = _Prepared(kernel, compiled)

@@ -41,7 +41,7 @@ class CPUOptions:
     arch: str = ""
     backend_name: str = "cpu"
     debug: bool = False
-    sanitize_overflow: bool = False
+    sanitize_overflow: bool = True  # checked where `debug` is on
     enable_fp_fusion: bool = True
     supported_fp8_dtypes: tuple[str, ...] = FP8
     deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()

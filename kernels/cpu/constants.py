@@ -61,8 +61,8 @@ def _literal(text: str, elt: str) -> Literal:
     if elt == "f16":
         return wrap(int(np.float16(value).view(np.uint16)), elt)
     if elt == "bf16":
-        # MLIR prints a bf16 value exactly, so that its upper half is the value.
-        return wrap(int(np.float32(value).view(np.uint32)) >> 16, elt)
+        bits = int(np.float32(value).view(np.uint32))
+        return wrap((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, elt)
     return wrap(_fp8_bits(value, elt), elt)
 
 

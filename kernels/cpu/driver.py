@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
@@ -128,13 +129,24 @@ class Packer:
                 raise TypeError(f"{name}: need a value of type {ty}, got {value!r} ({type(value).__name__}): {e}") from None
 
 
+def check(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError for an argument that no kernel can take here."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise ValueError(
+                f"{name}: kernels run on the CPU here, and this tensor is on {value.device}: move it with .cpu()"
+            )
+        if value.layout != torch.strided:
+            raise ValueError(f"{name}: need a dense tensor, got layout {value.layout}")
+        if value.is_complex():
+            raise TypeError(f"{name}: need a tensor of numbers that Triton has, got {value.dtype}: see torch.view_as_real")
+    elif isinstance(value, (np.ndarray, list, dict)):
+        raise TypeError(f"{name}: need a tensor or a number, got {type(value).__name__}: see torch.as_tensor")
+
+
 def address(name: str, value: Any) -> int:
-    """The address behind a pointer argument. Raises if the memory is not this CPU's."""
-    device = getattr(value, "device", None)
-    if device is not None and getattr(device, "type", "cpu") != "cpu":
-        raise ValueError(f"{name}: kernels run on the CPU here, and this tensor is on {device}: move it with .cpu()")
-    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-        raise ValueError(f"{name}: need a dense tensor, got layout {value.layout}")
+    """The address behind a pointer argument. Raises as `check` does."""
+    check(name, value)
     if not hasattr(value, "data_ptr"):
         raise TypeError(f"{name}: need a tensor, got {type(value).__name__}")
     return value.data_ptr()

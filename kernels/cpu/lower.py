@@ -204,14 +204,16 @@ class Lowering(Builder):
                 self.do("unreachable")
             else:
                 values = [flat(names) for _, names in end.successors]
-                for (label, _), v in zip(end.successors, values):
-                    incoming[label].append((self.block, v))
                 if end.name == "cf.br":
+                    incoming[end.successors[0][0]].append((self.block, values[0]))
                     self.br(labels[end.successors[0][0]])
-                else:
-                    self.cond_br(
-                        self.scalar(self.get(end.operands[0]).rows[0]), *[labels[s] for s, _ in end.successors]
-                    )
+                else:  # by a block of its own each, since both ways may lead to the same one with other values
+                    ways = [self.label("way") for _ in values]
+                    self.cond_br(self.scalar(self.get(end.operands[0]).rows[0]), *ways)
+                    for way, (label, _), v in zip(ways, end.successors, values):
+                        self.start(way)
+                        incoming[label].append((way, v))
+                        self.br(labels[label])
             if k:
                 self.pop()
         self.start(done)

@@ -229,10 +229,11 @@ class _Reader:
     def op(self, line: str) -> Op:
         line, loc = _strip_loc(line)
         results: list[str] = []
-        m = re.match(r"(%[\w.$-]+)(?::(\d+))? = ", line)
+        m = re.match(r"(%[^=(]+?) = ", line)
         if m:
-            n = int(m.group(2) or 1)
-            results = [m.group(1)] if not m.group(2) else [f"{m.group(1)}#{k}" for k in range(n)]
+            for name in m.group(1).split(", "):  # `%a, %b` or, for several results of one name, `%a:2`
+                base, _, count = name.partition(":")
+                results += [f"{base}#{k}" for k in range(int(count))] if count else [base]
             line = line[m.end() :]
         m = re.match(r'"?([\w.]+)"?', line)
         assert m is not None, line

@@ -182,9 +182,10 @@ e = inlined(inlined(x, i)[0], 3)[0]
     ),
     "calls not inlined": (
         """
-a = not_inlined(x, i)
-b, c = not_inlined_pair(x, n)
-d = not_inlined(n, 3)
+s = tl.load(x_ptr + 5)
+a = not_inlined(s, 2)
+b, c = not_inlined_pair(s, n)
+d = x + not_inlined(n, 3)
 for k in range(3):
     a = not_inlined(a, k)
 """,
