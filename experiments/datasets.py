@@ -74,29 +74,30 @@ class Graph:
             raise DatasetError(f"{self.name}: has no labels to train on; give some with dataset.labels=FILE")
         if self.given_split is not None:
             return self.given_split
-        return _SPLITS[self.split_rule["kind"]](self, np.random.default_rng(seed))
+        return _SPLITS[self.split_rule["kind"]](self, self.labels.numpy(), np.random.default_rng(seed))
 
 
-def _random_split(graph: Graph, rng: np.random.Generator) -> Split:
+def _random_split(graph: Graph, labels: np.ndarray, rng: np.random.Generator) -> Split:
     """Shares of all labelled nodes."""
-    known = rng.permutation((graph.labels >= 0).nonzero().squeeze(1).numpy())
+    known = rng.permutation(np.flatnonzero(labels >= 0))
     ends = (np.cumsum([graph.split_rule["train"], graph.split_rule["val"]]) * len(known)).astype(int)
     return _split(graph, *np.split(known, ends))
 
 
-def _per_class_split(graph: Graph, rng: np.random.Generator) -> Split:
+def _per_class_split(graph: Graph, labels: np.ndarray, rng: np.random.Generator) -> Split:
     """A number of training nodes of every class, then validation and test nodes from the rest.
 
     Source: Yang, Cohen and Salakhutdinov, Revisiting Semi-Supervised Learning with Graph Embeddings, 2016, section 5.
     """
-    labels = graph.labels.numpy()
     rule = graph.split_rule
     order = rng.permutation(np.flatnonzero(labels >= 0))
     train = np.concatenate([order[labels[order] == c][: rule["train_per_class"]] for c in range(graph.num_classes)])
     rest = order[~np.isin(order, train)]
     need = rule["val"] + rule["test"]
     if len(rest) < need:
-        raise DatasetError(f"{graph.name}: {len(rest)} nodes left for validation and test, {need} asked for; lower dataset.split")
+        raise DatasetError(
+            f"{graph.name}: {len(rest)} nodes left for validation and test, {need} asked for; lower dataset.split"
+        )
     return _split(graph, train, rest[: rule["val"]], rest[rule["val"] : need])
 
 
@@ -107,7 +108,7 @@ def _split(graph: Graph, *parts: np.ndarray) -> Split:
     return Split(*(torch.from_numpy(np.sort(part)) for part in parts))
 
 
-_SPLITS = {"random": _random_split, "per_class": _per_class_split, "given": None}
+_SPLITS = {"random": _random_split, "per_class": _per_class_split}
 
 
 def load(config: Mapping[str, Any]) -> Graph:
@@ -120,8 +121,9 @@ def load(config: Mapping[str, Any]) -> Graph:
     if config.get("kind") not in READERS:
         raise DatasetError(f"{name}: unknown dataset.kind {config.get('kind')!r}; choose one of {', '.join(READERS)}")
     rule = config.get("split") or {"kind": "random", "train": 0.6, "val": 0.2}
-    if rule.get("kind") not in _SPLITS:
-        raise DatasetError(f"{name}: unknown dataset.split.kind {rule.get('kind')!r}; choose one of {', '.join(_SPLITS)}")
+    kinds = (*_SPLITS, "given")
+    if rule.get("kind") not in kinds:
+        raise DatasetError(f"{name}: unknown dataset.split.kind {rule.get('kind')!r}; choose one of {', '.join(kinds)}")
     if rule["kind"] == "random" and not (rule["train"] > 0 and rule["val"] > 0 and rule["train"] + rule["val"] < 1):
         raise DatasetError(f"{name}: dataset.split.train and .val must be positive shares with a sum below 1")
     raw = READERS[config["kind"]](config)
@@ -143,6 +145,7 @@ def _graph(name: str, config: Mapping[str, Any], rule: Mapping[str, Any], raw: R
         _check_length("labels", len(labels), raw.nodes)
     given = None
     if rule["kind"] == "given":
+        assert raw.split is not None  # load() refuses a reader without
         given = Split(*(torch.from_numpy(np.asarray(raw.split[part])).long() for part in ("train", "val", "test")))
     return Graph(
         name=name,
@@ -159,7 +162,9 @@ def _graph(name: str, config: Mapping[str, Any], rule: Mapping[str, Any], raw: R
 def _edges(raw: Raw) -> Coo:
     row, col = (torch.from_numpy(np.asarray(ends)).long() for ends in (raw.row, raw.col))
     if row.shape != col.shape or row.ndim != 1:
-        raise ValueError(f"edges: the two ends must be equally long vectors, got {tuple(row.shape)} and {tuple(col.shape)}")
+        raise ValueError(
+            f"edges: the two ends must be equally long vectors, got {tuple(row.shape)} and {tuple(col.shape)}"
+        )
     value = None if raw.value is None else torch.from_numpy(np.asarray(raw.value)).float()
     if value is not None:
         _check_length("edge weights", len(value), len(row))
@@ -180,7 +185,7 @@ def _features(raw: Raw) -> Tensor | Coo:
         row, col, value, shape = raw.features
         _check_length("features", shape[0], raw.nodes)
         row, col, value = (torch.from_numpy(np.ascontiguousarray(a)) for a in (row, col, value))
-        return coalesce(row, col, value.float(), tuple(int(s) for s in shape))
+        return coalesce(row, col, value.float(), (int(shape[0]), int(shape[1])))
     dense = torch.from_numpy(np.asarray(raw.features)).float()
     if dense.ndim != 2:
         raise ValueError(f"features: two dimensions expected, got {dense.ndim}")

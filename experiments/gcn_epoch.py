@@ -40,7 +40,7 @@ def _part(name: str, backend: str) -> str | None:
     Ours are the custom ops of `braidwork`, torch's carry a mark. PyTorch Geometric's product is a gather of the source
     rows, a multiplication by the edge weights and a scatter to the targets; nothing else in the step uses these.
     """
-    if name.startswith("braidwork::") or name == "spmm" or (backend == "pyg" and name in _GATHER_SCATTER):
+    if name.startswith(("braidwork::", "spmm.")) or (backend == "pyg" and name in _GATHER_SCATTER):
         return "spmm"
     return "matmul" if name in _MATMUL else None
 
@@ -78,7 +78,9 @@ def run(context: Context) -> None:
         if not all(context.done(NAME, _identity(config, chosen, kind, b)) for b in names)
     }
     context.progress.start("time of an epoch", sum(len(names) for names in missing.values()))
-    graph = load(config["dataset"]) if missing else None
+    if not missing:
+        return
+    graph = load(config["dataset"])
     for kind, names in missing.items():
         given = graph if kind == "sparse" else _projected(graph, chosen["projected_width"])
         options = config["model"] | ({} if kind == "sparse" else {"input_dropout": 0.0})
@@ -138,10 +140,10 @@ def _ratios(rows: Rows) -> dict[tuple[str, str], float]:
 
 def findings(rows: Rows) -> list[str]:
     return [
-        f"A training epoch of the GCN on {rows[0]['config']['dataset']} ({kind} input) is {ratio:.2f} times as fast as on "
-        f"{BACKENDS[backend].label}, gradients and update included."
+        f"A training epoch of the GCN on {rows[0]['config']['dataset']} ({kind} input) is {ratio:.2f} times as fast "
+        f"as on {BACKENDS[backend].label}, gradients and update included."
         for (kind, backend), ratio in _ratios(rows).items()
-        if (kind, backend) != ("dense", "torch") and not (kind != "sparse" and backend == "torch")
+        if kind == "sparse" or backend != "torch"
     ]
 
 
@@ -165,10 +167,11 @@ def _caption(rows: Rows) -> str:
     model = rows[0]["config"]["model"]
     return (
         f"One training epoch (forward, backward, Adam) of a {model['num_layers']}-layer GCN with "
-        f"{model['hidden_channels']} hidden channels on {rows[0]['config']['dataset']}. Epochs are timed in turns in one "
-        f"process, {rows[0]['config']['rounds']} rounds, and the length of a bar is the median; the parts come from a "
-        "profiled run of the same steps and the rest is what remains: activation, dropout, loss, optimiser. Dense input: "
-        "the features times one seeded random matrix. The peer's transpose and normalisation are prepared beforehand."
+        f"{model['hidden_channels']} hidden channels on {rows[0]['config']['dataset']}. Epochs are timed in turns in "
+        f"one process, {rows[0]['config']['rounds']} rounds; a bar is as long as the median, its parts come from a "
+        "profiled run of the same steps, and the rest is what remains: activation, dropout, loss, optimiser. Dense "
+        "input: the features times one seeded random matrix. What the peers need of transposes and normalisation is prepared "
+        "beforehand."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from braidwork.models import BACKENDS
@@ -35,7 +35,9 @@ def run(context: Context) -> None:
             context.notes.append(str(error))
             context.progress.say(f"left out: {error}")
         for name in set(wanted["backends"]) - set(backends):
-            context.notes.append(f"{BACKENDS[name].label} is left out on {dataset}: {BACKENDS[name].requires} is not installed.")
+            context.notes.append(
+                f"{BACKENDS[name].label} is left out on {dataset}: {BACKENDS[name].requires} is not installed."
+            )
 
 
 def _run_seeds(context: Context, config: Mapping[str, Any], missing: Mapping[int, list[str]]) -> None:
@@ -50,7 +52,7 @@ def _run_seeds(context: Context, config: Mapping[str, Any], missing: Mapping[int
         checkpoint = folder / f"{NAME}-{graph.name}-seed{seed}-{'-'.join(backends)}.pt"
         done = 0
 
-        def on_epoch(running: list[Trainer], seed: int = seed) -> None:
+        def on_epoch(running: Sequence[Trainer], seed: int = seed) -> None:
             nonlocal done
             epoch = max(trainer.epoch for trainer in running)
             note = ", ".join(f"{t.backend.label} {t.best['val_accuracy']:.1f}%" for t in running)
@@ -97,7 +99,9 @@ def tables(rows: Rows) -> list[TableView]:
             ]
         )
     columns = ["data", "backend", "seeds", "validation, %", "test, %", "epochs", "epoch, ms", "times ours"]
-    return [TableView("Accuracy (mean ± standard deviation over seeds) and median time of a training epoch", columns, lines)]
+    return [
+        TableView("Accuracy (mean ± standard deviation over seeds) and median time of a training epoch", columns, lines)
+    ]
 
 
 def _caption(rows: Rows) -> str:
@@ -111,10 +115,10 @@ def _caption(rows: Rows) -> str:
         )
         parts.append(f"{dataset}: {how}, {len({row['config']['seed'] for row in group})} seeds")
     return (
-        "Test accuracy of a two-layer GCN, full batch, over epochs (above) and over the seconds spent in training steps "
-        "(below): the mean over the seeds that are still training, with a band of one standard deviation. Backends start from the same "
-        "weights and take turns, an epoch each, in one process. The curves above agree because the mathematics is the "
-        f"same. {'; '.join(parts)}."
+        "Test accuracy of a two-layer GCN, full batch, over epochs (above) and over the seconds spent in training "
+        "steps (below): the mean over the seeds, as far as all of them trained, with a band of one standard deviation. "
+        "Backends start from the same weights and take turns, an epoch each, in one process. The curves above agree "
+        f"because the mathematics is the same. {'; '.join(parts)}."
     )
 
 

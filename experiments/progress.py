@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 _LINE_EVERY_S = 15.0
@@ -29,7 +29,7 @@ class Progress:
                 console=self.console,
             )
         self._lines = enabled and self._bars is None
-        self._task = None
+        self._task: TaskID | None = None
         self._name, self._total, self._done = "", 0, 0
         self._begun = self._said = 0.0
 
@@ -38,7 +38,9 @@ class Progress:
             self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bars:
             self._bars.stop()
 

@@ -1,4 +1,4 @@
-"""From files to edges, features and labels. A reader takes a dataset config and returns a `Raw`; `datasets.py` does the rest."""
+"""From files to edges, features and labels: a reader takes a dataset config and returns a `Raw` for `datasets.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = Path(__file__).parent / "data"
 class Raw(NamedTuple):
     """What a file holds, as NumPy arrays; nothing is checked or cleaned yet.
 
-    `features` is dense [nodes, channels] or a tuple (row, col, value, (nodes, channels)). `split` is given index arrays.
+    `features` is dense [nodes, channels] or a tuple (row, col, value, (nodes, channels)). `split` holds node numbers.
     """
 
     row: np.ndarray
@@ -58,7 +58,7 @@ def _columns(lengths: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 @_reader("bundled")
 def read_bundled(config: Mapping[str, Any]) -> Raw:
-    """A graph shipped with the project (`data/`): row lengths and column steps, a symmetric one as its upper triangle."""
+    """A graph of `data/`: row lengths and column steps, a symmetric one as its upper triangle."""
     path = DATA / f"{config['file']}.npz"
     if not path.exists():
         names = ", ".join(sorted(p.stem for p in DATA.glob("*.npz")))
@@ -163,6 +163,9 @@ def _trusting_ogb(dataset) -> Iterator[None]:
 # -- the user's own files ----------------------------------------------------------------------------------------------
 
 
+_PARTS = ("labels", "features")
+
+
 @_reader("file")
 def read_file(config: Mapping[str, Any]) -> Raw:
     """A graph of the user's: `.npz`, MatrixMarket, or a text of edges. `conf/dataset/user.yaml` says what they hold."""
@@ -172,13 +175,13 @@ def read_file(config: Mapping[str, Any]) -> Raw:
     suffix = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
     try:
         raw = {".npz": _read_npz, ".mtx": _read_mtx}.get(suffix, _read_edge_list)(path)
-        for part in ("labels", "features"):
-            if config.get(part):
-                raw = raw._replace(**{part: _read_array(Path(str(config[part])).expanduser())})
-        return raw
+        given = {part: _read_array(Path(str(config[part])).expanduser()) for part in _PARTS if config.get(part)}
+        return raw._replace(**given)  # type: ignore[arg-type]  # keys are names of fields
     except (ValueError, KeyError, OSError, zipfile.BadZipFile, EOFError) as error:
         reason = f"no array {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise DatasetError(f"{path}: malformed ({reason[:200]}); see conf/dataset/user.yaml for what it must hold") from error
+        raise DatasetError(
+            f"{path}: malformed ({reason[:200]}); see conf/dataset/user.yaml for what it must hold"
+        ) from error
 
 
 def _scipy_raw(matrix) -> Raw:
@@ -196,7 +199,7 @@ def _read_npz(path: Path) -> Raw:
 
     with np.load(path, allow_pickle=False) as z:
         names = {"label": "labels", "y": "labels", "feature": "features", "x": "features"}
-        extra = {names.get(k, k): z[k] for k in z.files if names.get(k, k) in ("labels", "features")}
+        extra = {names.get(k, k): z[k] for k in z.files if names.get(k, k) in _PARTS}
         if "format" in z:
             raw = _scipy_raw(scipy.sparse.load_npz(path))
         elif "indptr" in z:

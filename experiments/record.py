@@ -1,8 +1,8 @@
 """The table of results: one JSON object a line, a line a finished run, appended and never rewritten.
 
 Any number of processes may append at once. A line that a killed process left unfinished is passed over by readers and
-closed by the next writer. A run is known by the hash of its study, its settings and the machine, so that a sweep that is
-started again runs only what is missing.
+closed by the next writer. A run is known by the hash of its study, its settings and the machine, so that a sweep that
+is started again runs only what is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def point_key(study: str, config: Mapping[str, Any]) -> str:
 
 
 class Table:
-    """The rows in `path`. Rows hold: key, study, time, revision, command, machine, config, and what the study measured."""
+    """The rows in `path`: key, study, time, revision, command, machine, config, and what the study measured."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)

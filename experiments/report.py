@@ -87,7 +87,8 @@ def _of_one_machine(rows: Sequence[Row]) -> list[Row]:
 
 
 def _section(study: Study, body: str) -> str:
-    return f'<section id="{study.name}"><h2>{html.escape(study.title)}</h2><p>{html.escape(study.text)}</p>{body}</section>'
+    heading = f"<h2>{html.escape(study.title)}</h2><p>{html.escape(study.text)}</p>"
+    return f'<section id="{study.name}">{heading}{body}</section>'
 
 
 def _figure(made: Figure, name: str, caption: str, rows: Sequence[Row], folder: Path) -> str:
@@ -111,14 +112,15 @@ def _provenance(rows: Sequence[Row]) -> str:
     days = sorted({row["time"][:10] for row in rows})
     return (
         f'<div class="provenance">{html.escape(_machine(machine))}. Revision {html.escape(", ".join(revisions))}, '
-        f'{html.escape(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")}. '
-        f'{" ".join(f"<code>{html.escape(c)}</code>" for c in commands)}</div>'
+        f"{html.escape(days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}')}. "
+        f"{' '.join(f'<code>{html.escape(c)}</code>' for c in commands)}</div>"
     )
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
     where = machine["gpu"] or f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
-    return f"{where}, {machine['system']}, Python {machine['python']}, torch {machine['torch']}, triton {machine['triton']}"
+    versions = ", ".join(f"{name} {machine[name.lower()]}" for name in ("Python", "torch", "triton"))
+    return f"{where}, {machine['system']}, {versions}"
 
 
 def _table(view: TableView) -> str:
@@ -126,7 +128,7 @@ def _table(view: TableView) -> str:
 
     def row(cells: Sequence[str], tag: str, kind: str = "") -> str:
         inner = "".join(
-            f'<{tag}{" class=text" if is_text else ""}>{html.escape(cell)}</{tag}>'
+            f"<{tag}{' class=text' if is_text else ''}>{html.escape(cell)}</{tag}>"
             for cell, is_text in zip(cells, left, strict=True)
         )
         return f"<tr{kind}>{inner}</tr>"
@@ -146,11 +148,12 @@ def _page(findings: list[str], notes: Sequence[str], sections: list[str], rows: 
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>braidwork: results</title>'
         f"<style>{_STYLE}</style></head><body><main>"
         "<h1>braidwork: results</h1>"
-        '<p class="lead">Graph networks trained through Triton kernels, beside the libraries in use, in one process.</p>'
+        '<p class="lead">Graph networks trained through Triton kernels, beside the libraries in use, in one process.'
+        "</p>"
         f'<ul class="findings">{said}</ul>'
-        f'{f"<div class=notes>{warned}</div>" if warned else ""}'
+        f"{f'<div class=notes>{warned}</div>' if warned else ''}"
         f"{''.join(sections)}"
-        f"<footer><p>Every number above was written by a run into <code>table.jsonl</code>, beside this file ({counts} rows). "
-        f"Made by <code>{html.escape(command)}</code>; what is in the table is not measured again unless "
+        f"<footer><p>Every number above was written by a run into <code>table.jsonl</code>, beside this file ({counts} "
+        f"rows). Made by <code>{html.escape(command)}</code>; what is in the table is not measured again unless "
         "<code>fresh=true</code> is added.</p></footer></main></body></html>"
     )

@@ -26,7 +26,7 @@ from .studies import STUDIES
 from .study import Context, Study
 
 
-def chosen_studies(wanted: object) -> list[Study]:
+def chosen_studies(wanted: str | Sequence[str]) -> list[Study]:
     """The studies that `studies=` names, in the order of the report.
 
     Raises:
@@ -34,7 +34,7 @@ def chosen_studies(wanted: object) -> list[Study]:
     """
     if wanted == "all":
         return list(STUDIES.values())
-    names = [wanted] if isinstance(wanted, str) else list(wanted or [])
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in names:
         if name not in STUDIES:
             raise ValueError(f"studies: unknown {name!r}; choose from {', '.join(STUDIES)}")
@@ -54,7 +54,9 @@ def reproduce(config: Mapping[str, Any]) -> Path:
             notes += context.notes
         stale = {row["revision"] for row in table.rows()} - {revision()}
         if stale and not config["fresh"]:
-            progress.say(f"some rows are from other revisions ({', '.join(sorted(stale))}); fresh=true measures them again")
+            progress.say(
+                f"some rows are from other revisions ({', '.join(sorted(stale))}); fresh=true measures them again"
+            )
     return write_report(table, STUDIES.values(), notes, command())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -21,6 +21,6 @@ def settings(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("braidwork.conf", version_base=None):
-            return OmegaConf.to_container(compose(name, list(overrides)), resolve=True)
+            return cast("dict[str, Any]", OmegaConf.to_container(compose(name, list(overrides)), resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(" ".join(str(error).split())) from error

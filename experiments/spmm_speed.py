@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
@@ -30,8 +32,8 @@ _INDEX_BYTES = _VALUE_BYTES = 4
 def spmm_cost(nnz: int, rows: int, cols: int, width: int) -> Cost:
     """Least traffic and arithmetic of Y = A X in fp32 with int32 indices.
 
-    Bytes: every index, value and row pointer and all of X read once, Y written once. X is read once only if a cache holds
-    what is used again, so this is a bound and not a model.
+    Bytes: every index, value and row pointer and all of X read once, Y written once. X is read once only if a cache
+    holds what is used again, so this is a bound and not a model.
     """
     matrix = nnz * (_INDEX_BYTES + _VALUE_BYTES) + (rows + 1) * _INDEX_BYTES
     return Cost(bytes=matrix + (rows + cols) * width * _VALUE_BYTES, flops=2.0 * nnz * width)
@@ -47,9 +49,8 @@ def _products(edges: Coo, backends: list[str]) -> dict[str, Callable[[Tensor], A
         theirs = BACKENDS["torch"].features(edges)
         made["torch"] = theirs.matmul
     if "scipy" in backends:
-        csr = scipy.sparse.csr_matrix(
-            (edges.value.numpy(), (edges.row.numpy(), edges.col.numpy())), shape=edges.shape
-        )
+        value = np.ones(edges.nnz, np.float32) if edges.value is None else edges.value.numpy()
+        csr = scipy.sparse.csr_matrix((value, (edges.row.numpy(), edges.col.numpy())), shape=edges.shape)
         csr.indices, csr.indptr = csr.indices.astype("int32"), csr.indptr.astype("int32")
         made["scipy"] = lambda x: csr @ x.numpy()
     return {name: made[name] for name in backends}
@@ -101,7 +102,7 @@ def _run_point(context: Context, name: str, edges: Coo, width: int, products: Ma
         if not torch.allclose(got, expected, rtol=1e-4, atol=1e-5):
             raise RuntimeError(f"{backend} differs on {name}, width {width}: not timed")
     rounds = context.settings["rounds"]
-    timing = compare({b: lambda p=product: p(x) for b, product in products.items()}, rounds=rounds, min_time_s=0.3)
+    timing = compare({b: partial(product, x) for b, product in products.items()}, rounds=rounds, min_time_s=0.3)
     cost = spmm_cost(edges.nnz, *edges.shape, width)
     for backend, point in _points(context.settings, name, width).items():
         results = {
@@ -167,11 +168,11 @@ def tables(rows: Rows) -> list[TableView]:
 def _caption(rows: Rows) -> str:
     bandwidth = statistics.median(row["copy_bandwidth"] for row in rows)
     return (
-        "Arithmetic throughput of Y = A X in fp32, A the normalised adjacency with values, over the columns F of X. Calls "
-        f"are timed in turns in one process, {rows[0]['config']['rounds']} rounds or more, medians. Dashed: the throughput at which "
-        "memory would be the limit, if the matrix and X were read once and Y written once at the bandwidth of a plain copy "
-        f"measured here, {bandwidth / 1e9:.1f} GB/s (read and written bytes counted). A product whose data stays in the "
-        "cache can be above it."
+        "Arithmetic throughput of Y = A X in fp32, A the normalised adjacency with values, over the columns F of X. "
+        f"Calls are timed in turns in one process, {rows[0]['config']['rounds']} rounds or more, medians. Dashed: the "
+        "throughput at which memory would be the limit, if the matrix and X were read once and Y written once at the "
+        f"bandwidth of a plain copy measured here, {bandwidth / 1e9:.1f} GB/s (read and written bytes counted). A "
+        "product whose data stays in the cache can be above it."
     )
 
 
@@ -179,8 +180,8 @@ STUDY = Study(
     name=NAME,
     title="Sparse-dense product",
     text=(
-        "The product that all of the above rests on, alone: real graphs from social, technical and lexical networks and a mesh, "
-        "by the number of feature columns."
+        "The product that all of the above rests on, alone: on social, technical and lexical networks and a mesh, by "
+        "the number of feature columns."
     ),
     run=run,
     findings=findings,

@@ -5,6 +5,4 @@ from __future__ import annotations
 from . import gcn_epoch, gcn_training, spmm_speed
 from .study import Study
 
-STUDIES: dict[str, Study] = {
-    study.name: study for study in (gcn_training.STUDY, gcn_epoch.STUDY, spmm_speed.STUDY)
-}
+STUDIES: dict[str, Study] = {study.name: study for study in (gcn_training.STUDY, gcn_epoch.STUDY, spmm_speed.STUDY)}

@@ -46,7 +46,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class TableView:
-    """One table of the report: a title, the names of the columns, a list of cells a line. `folded`: shown on request."""
+    """One table of the report: title, names of the columns, a list of cells a line. `folded`: shown on request."""
 
     title: str
     columns: Sequence[str]

@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
@@ -39,8 +39,9 @@ def seeds(spec: object, runs: int) -> list[int]:
         if not isinstance(runs, int) or runs < 1:
             raise ValueError(f"runs: must be a whole number of at least 1, got {runs!r}")
         return list(range(runs))
-    found = list(spec) if isinstance(spec, (list, tuple)) else [spec]
-    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in found):
+    wanted = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    found = [seed for seed in wanted if type(seed) is int and seed >= 0]
+    if not found or len(found) < len(wanted):
         raise ValueError(f"seed: must be a whole number, a list of them, or range, got {spec!r}")
     return found
 
@@ -104,17 +105,19 @@ def run(config: Mapping[str, Any]) -> float:
     keep_freed_memory()
     table = Table(Path(config["results"]) / "table.jsonl")
     points = {seed: identity(config, seed, config["backend"]) for seed in wanted}
-    rows = {seed: None if config["fresh"] else table.find(STUDY, point) for seed, point in points.items()}
     graph = None
+    rows = []
     with Progress(enabled=config["progress"]) as progress:
-        for seed, row in rows.items():
+        for seed, point in points.items():
+            row = None if config["fresh"] else table.find(STUDY, point)
             if row is None:
                 graph = graph or load(config["dataset"])
-                rows[seed] = run_seed(graph, config, seed, table, progress)
-        accuracy = [row["test_accuracy"] for row in rows.values()]
+                row = run_seed(graph, config, seed, table, progress)
+            rows.append(row)
+        accuracy = [row["test_accuracy"] for row in rows]
         spread = f" ± {statistics.stdev(accuracy):.2f}" if len(accuracy) > 1 else ""
-        validation = statistics.mean(row["val_accuracy"] for row in rows.values())
-        epoch_s = statistics.median(row["epoch_s"] for row in rows.values())
+        validation = statistics.mean(row["val_accuracy"] for row in rows)
+        epoch_s = statistics.median(row["epoch_s"] for row in rows)
         progress.say(
             f"{config['dataset']['name']}, {config['model']['name']} on {config['backend']}: test accuracy "
             f"{statistics.mean(accuracy):.2f}{spread}% over {len(accuracy)} seed(s) (validation {validation:.2f}%), "
@@ -126,7 +129,8 @@ def run(config: Mapping[str, Any]) -> float:
 @hydra.main(version_base=None, config_path="pkg://braidwork.conf", config_name="train")
 def main(config: DictConfig) -> float:
     try:
-        return run(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return run(cast("dict[str, Any]", plain))
     except MissingMandatoryValue as error:
         print(f"error: {error.full_key}: needs a value; add {error.full_key}=... to the command", file=sys.stderr)
     except (DatasetError, ValueError, FloatingPointError) as error:

@@ -29,7 +29,7 @@ class TrainConfig:
 
     Attributes:
         epochs: most epochs. patience: epochs without a better validation accuracy before stopping.
-        lr, weight_decay: of Adam; the decay acts on the first layer only where `decay_first_layer`, as Kipf and Welling do.
+        lr, weight_decay: of Adam. decay_first_layer: the decay acts on the first layer alone, as Kipf and Welling do.
         eval_every: epochs between two evaluations.
         checkpoint_s: seconds between two checkpoints.
     """
@@ -104,6 +104,7 @@ class Trainer:
         self.propagation = self.backend.propagation(graph.edges)
         self.input = self.backend.features(graph.features)
         self.split = graph.split(seed)
+        assert graph.labels is not None  # split() refuses a graph without
         self.labels = graph.labels
         # The loss over all nodes with the others ignored: it needs no gather of the training rows and no scatter back.
         self.targets = torch.full_like(graph.labels, _IGNORED)
@@ -121,9 +122,10 @@ class Trainer:
         decay = self.config.weight_decay
         if not self.config.decay_first_layer:
             return [{"params": list(self.model.parameters()), "weight_decay": decay}]
-        first = set(self.model.layers[0].parameters())
-        rest = [p for p in self.model.parameters() if p not in first]
-        return [{"params": list(first), "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+        # Lists in the order of the module: a resumed optimiser finds the state of a parameter by its place.
+        first = [p for name, p in self.model.named_parameters() if name.startswith("layers.0.")]
+        rest = [p for name, p in self.model.named_parameters() if not name.startswith("layers.0.")]
+        return [{"params": first, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:

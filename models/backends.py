@@ -1,10 +1,10 @@
 """What multiplies by a graph: the same model over this project's kernels, `torch.sparse`, or PyTorch Geometric.
 
 A backend turns a graph's edges into a *propagation*, x -> D^-1/2 (A + I) D^-1/2 x, and its sparse features into an
-*input* that a layer multiplies by its weight. `braidwork` fuses the normalisation into its SpMM and stores no normalised
-matrix. `torch` is the strongest use of `torch.sparse` on a CPU known here: CSR with int32 indices, so that MKL runs,
-normalised once beforehand, the transpose that the gradient needs built once and kept. `pyg` is `GCNConv` on an edge
-index with its normalisation cached.
+*input* that a layer multiplies by its weight. `braidwork` fuses the normalisation into its SpMM and stores no
+normalised matrix. `torch` is the strongest use of `torch.sparse` on a CPU known here: CSR with int32 indices, so that
+MKL runs, normalised once beforehand, the transpose that the gradient needs built once and kept. `pyg` is `GCNConv` on
+an edge index with its normalisation cached.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,13 @@ from .activation import drop_rate, keep_mask
 from .edges import Coo, symmetric_scale, with_self_loops
 from .layers import GCNLayer, PyGLayer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # Dense copies of sparse features beyond this are refused rather than left to exhaust the memory.
 _DENSE_LIMIT_BYTES = 1 << 30
+
+_Features = TypeVar("_Features")
 
 
 class Propagation(Protocol):
@@ -84,7 +89,7 @@ class FusedPropagation:
 class SparseMatrixInput:
     def __init__(self, matrix: SparseMatrix):
         self.matrix = matrix
-        self.shape = tuple(matrix.shape)
+        self.shape = matrix.shape
 
     @classmethod
     def from_coo(cls, features: Coo) -> SparseMatrixInput:
@@ -94,7 +99,10 @@ class SparseMatrixInput:
         return spmm(self.matrix, weight)
 
     def dropout(self, p: float) -> SparseMatrixInput:
-        return SparseMatrixInput(self.matrix.with_values(_drop_values(self.matrix.values, p)))
+        value = self.matrix.values
+        if value is None:
+            value = torch.ones(self.matrix.nnz, device=self.matrix.device)
+        return SparseMatrixInput(self.matrix.with_values(_drop_values(value, p)))
 
 
 def _drop_values(value: Tensor, p: float) -> Tensor:
@@ -147,7 +155,7 @@ class _TorchMatrix:
     def matmul(self, x: Tensor) -> Tensor:
         return _TorchProduct.apply(self.matrix, self.transpose, x)
 
-    def with_values(self, value: Tensor) -> _TorchMatrix:
+    def with_values(self, value: Tensor) -> Self:
         other = object.__new__(type(self))
         other.order, other.shape = self.order, self.shape
         other.matrix, other.transpose = _like(self.matrix, value), _like(self.transpose, value[self.order])
@@ -207,7 +215,7 @@ def _dense(features: Coo) -> Tensor:
     return dense
 
 
-def _or_dense(from_coo: Callable[[Coo], object]) -> Callable[[Tensor | Coo], object]:
+def _or_dense(from_coo: Callable[[Coo], _Features]) -> Callable[[Tensor | Coo], Tensor | _Features]:
     return lambda features: features if isinstance(features, Tensor) else from_coo(features)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
-from .activation import dropout, drop_rate, relu_dropout_
+from .activation import drop_rate, dropout, relu_dropout_
 from .layers import GCNLayer
 
 NORMS: dict[str, type[nn.Module]] = {"none": nn.Identity, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
@@ -56,7 +58,7 @@ class GCN(nn.Module):
             raise ValueError(f"norm: unknown {norm!r}; choose one of {', '.join(NORMS)}")
         self.dropout, self.input_dropout = dropout, input_dropout
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(itertools.pairwise(widths))
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairs)
         self.norms = nn.ModuleList(NORMS[norm](b) for _, b in pairs[:-1])
         self.skips = nn.ModuleList(_Skip(a, b) for a, b in pairs) if residual else None

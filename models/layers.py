@@ -11,8 +11,8 @@ from torch import Tensor, nn
 class GCNLayer(nn.Module):
     """H = P X W + b, where P is the propagation, D^-1/2 (A + I) D^-1/2.
 
-    The product is taken in the order that propagates the fewer columns: (P X) W where the layer widens, P (X W) where it
-    does not or where X is sparse.
+    The product is taken in the order that propagates the fewer columns: (P X) W where the layer widens, P (X W) where
+    it does not or where X is sparse.
 
     Source: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, 2017, equation 8.
     """
@@ -56,4 +56,3 @@ class PyGLayer(nn.Module):
 
     def forward(self, x: Tensor, edges) -> Tensor:
         return self.conv(x, edges.edge_index, edges.edge_weight)
-

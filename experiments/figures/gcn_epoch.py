@@ -30,16 +30,16 @@ def epoch_parts(rows: Sequence[Row]) -> Figure:
     """Rows of `gcn_epoch` -> a panel an input, bars to one scale."""
     panels = by(rows, lambda row: row["config"]["input"])
     counts = [len(group) for group in panels.values()]
-    made, axes = figure(
-        9.2, 1.0 + 0.62 * sum(counts), rows=len(panels), height_ratios=counts, sharex=True
-    )
+    made, axes = figure(9.2, 1.0 + 0.62 * sum(counts), rows=len(panels), height_ratios=counts, sharex=True)
     for axis, (kind, group) in zip(axes, panels.items(), strict=True):
         ours = next((row for row in group if row["config"]["backend"] == "braidwork"), None)
         for place, row in enumerate(group):
             backend, left = row["config"]["backend"], 0.0
             for part, (name, lightness) in _PARTS.items():
                 width = row[part] * 1e3
-                axis.barh(place, width, left=left, height=0.62, color=_shade(backend, lightness), edgecolor="white", lw=1)
+                axis.barh(
+                    place, width, left=left, height=0.62, color=_shade(backend, lightness), edgecolor="white", lw=1
+                )
                 if axis is axes[0] and place == len(group) - 1:
                     axis.text(left + width / 2, place - 0.42, name, ha="center", va="bottom", fontsize=8, color=MUTED)
                 left += width
@@ -54,7 +54,9 @@ def epoch_parts(rows: Sequence[Row]) -> Figure:
         axis.set_ylim(len(group) - 0.5, -0.6)
         axis.grid(axis="y", visible=False)
         axis.spines["left"].set_visible(False)
-        axis.set_title(f"{kind} input features" if kind == "sparse" else f"{kind.replace('dense ', '')} dense input features")
+        axis.set_title(
+            f"{kind} input features" if kind == "sparse" else f"{kind.replace('dense ', '')} dense input features"
+        )
     axes[-1].set_xlabel("milliseconds an epoch")
     longest = max(row["epoch_s"] for row in rows) * 1e3
     axes[-1].set_xlim(0, longest * 1.16)

@@ -25,7 +25,13 @@ def accuracy_curves(rows: Sequence[Row]) -> Figure:
             for axis, x in ((over_epochs, epochs), (over_seconds, seconds)):
                 # Curves that coincide stay visible: ours is a broad line beneath the others.
                 ours = backend == "braidwork"
-                axis.plot(x, mean, color=COLORS[backend], lw=4 if ours and axis is over_epochs else 1.6, zorder=2 if ours else 3)
+                axis.plot(
+                    x,
+                    mean,
+                    color=COLORS[backend],
+                    lw=4 if ours and axis is over_epochs else 1.6,
+                    zorder=2 if ours else 3,
+                )
                 axis.fill_between(x, mean - deviation, mean + deviation, color=COLORS[backend], alpha=0.12, lw=0)
                 ends[axis].append((x[-1], mean[-1], LABELS[backend], COLORS[backend]))
         over_epochs.set_title(name)

@@ -34,12 +34,20 @@ def throughput_panels(rows: Sequence[Row]) -> Figure:
                 if row["config"]["backend"] == backend
             )
             if points:
-                axis.plot(*zip(*points, strict=True), color=COLORS[backend], marker="o", ms=4, mec="white", mew=0.7, zorder=3)
+                axis.plot(
+                    *zip(*points, strict=True), color=COLORS[backend], marker="o", ms=4, mec="white", mew=0.7, zorder=3
+                )
                 ends.append((*points[-1], LABELS[backend], COLORS[backend]))
         axis.set_title(graph)
         nnz, nodes = group[0]["nnz"], group[0]["nodes"]
         axis.text(
-            0, 1.0, f"{nodes:,} rows, {nnz / nodes:.1f} entries a row", transform=axis.transAxes, fontsize=8, color=MUTED, va="bottom"
+            0,
+            1.0,
+            f"{nodes:,} rows, {nnz / nodes:.1f} entries a row",
+            transform=axis.transAxes,
+            fontsize=8,
+            color=MUTED,
+            va="bottom",
         )
         axis.set_title(graph, pad=16)
         axis.set_xscale("log", base=2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -17,7 +20,7 @@ FAINT = "#dde1e6"
 COLORS = {"braidwork": "#1457c8", "torch": "#e0762a", "pyg": "#2f8f6b", "scipy": "#8c6bb1"}
 LABELS = {"braidwork": "braidwork", "torch": "torch.sparse", "pyg": "PyG GCNConv", "scipy": "SciPy"}
 
-_RC = {
+_RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],
     "font.size": 9.5,
@@ -51,11 +54,10 @@ _RC = {
 }
 
 
-def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: object) -> tuple[Figure, list[Axes]]:
+def figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """A figure in inches with a grid of axes, in the project's style; the axes row by row."""
     matplotlib.use("agg")
-    logger = matplotlib.logging.getLogger("matplotlib.font_manager")
-    logger.setLevel(matplotlib.logging.ERROR)  # absent fonts of the list are no news
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # absent fonts of the list are no news
     plt.rcParams.update(_RC)
     made, axes = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained", **options)
     return made, list(axes.flat)
@@ -67,7 +69,7 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     placed = [float(p) for p in positions]
     for _ in range(200):
         moved = False
-        for low, high in zip(order, order[1:], strict=False):
+        for low, high in itertools.pairwise(order):
             lack = gap - (placed[high] - placed[low])
             if lack > 1e-9:
                 placed[low] -= lack / 2
@@ -90,6 +92,12 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> Non
     for (x, y, text, color), height in zip(ends, spread(heights, gap), strict=True):
         at = to_data.transform((to_pixels.transform((x, y))[0], height))
         axes.annotate(
-            text, (x, at[1]), xytext=(6, 0), textcoords="offset points", va="center", color=color, fontweight="bold",
+            text,
+            (x, at[1]),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontweight="bold",
             annotation_clip=False,
         )

@@ -7,8 +7,10 @@ import torch
 
 from braidwork.models.activation import drop_rate, dropout, keep_mask, relu_dropout_
 
+RATES = [(0.0, 0.0), (0.5, 0.5), (0.3, 77 / 256), (0.001, 0.0), (0.999, 1 - 1 / 256)]
 
-@pytest.mark.parametrize(("asked", "given"), [(0.0, 0.0), (0.5, 0.5), (0.3, 77 / 256), (0.001, 0.0), (0.999, 255 / 256)])
+
+@pytest.mark.parametrize(("asked", "given"), RATES)
 def test_rate_is_the_nearest_multiple_of_a_256th(asked: float, given: float) -> None:
     assert drop_rate(asked) == given
 
