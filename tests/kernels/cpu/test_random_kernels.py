@@ -48,7 +48,9 @@ class Writer:
         fits = [v for v in self.pool if v.dtype in kinds and (shape is None or v.shape == shape)]
         if fits and self.draw(st.integers(0, 7)):
             return self.draw(st.sampled_from(fits))
-        return self.load(self.draw(st.sampled_from(kinds)), shape or self.draw(st.sampled_from(self.shapes())))
+        if shape is None:
+            shape = self.draw(st.sampled_from(self.shapes()))
+        return self.load(self.draw(st.sampled_from(kinds)), shape)
 
     def shapes(self) -> list[Shape]:
         return [(), (self.cols,), (self.rows, 1), (1, self.cols), (self.rows, self.cols)]
