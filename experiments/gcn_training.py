@@ -21,7 +21,7 @@ NAME = "gcn_training"
 
 def run(context: Context) -> None:
     for dataset, wanted in context.settings.items():
-        config = settings("train", [f"dataset={dataset}", "model=gcn"])
+        config = settings("train", [f"dataset={dataset}", "model=gcn", *wanted.get("overrides", [])])
         backends = [name for name in wanted["backends"] if BACKENDS[name].available]
         missing = {
             seed: left
@@ -127,8 +127,8 @@ STUDY = Study(
     title="Training",
     text=(
         "The same GCN module is trained over three ways to multiply by the graph: this project's Triton kernels with "
-        "the normalisation fused into the product, torch.sparse on a normalised CSR matrix, and PyTorch Geometric's "
-        "GCNConv on an edge index."
+        "the normalisation fused into the product, torch.sparse on a normalised CSR matrix with its transpose kept, "
+        "and PyTorch Geometric's GCNConv on an edge index."
     ),
     run=run,
     findings=findings,

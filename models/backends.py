@@ -2,9 +2,10 @@
 
 A backend turns a graph's edges into a *propagation*, x -> D^-1/2 (A + I) D^-1/2 x, and its sparse features into an
 *input* that a layer multiplies by its weight. `braidwork` fuses the normalisation into its SpMM and stores no
-normalised matrix. `torch` is the strongest use of `torch.sparse` on a CPU known here: CSR with int32 indices, so that
-MKL runs, normalised once beforehand, the transpose that the gradient needs built once and kept. `pyg` is `GCNConv` on
-an edge index with its normalisation cached.
+normalised matrix. `torch_autograd` is `torch.sparse` as one would write it: a normalised CSR matrix and
+`torch.sparse.mm`, whose backward transposes the matrix again in every step. `torch` is the strongest use known here:
+the same with the transpose built once and kept. Both have int32 indices, so that MKL runs. `pyg` is `GCNConv` on an
+edge index with its normalisation cached.
 """
 
 from __future__ import annotations
@@ -177,11 +178,29 @@ class TorchPropagation(_TorchMatrix):
 
 class TorchSparseInput(_TorchMatrix):
     @classmethod
-    def from_coo(cls, features: Coo) -> TorchSparseInput:
+    def from_coo(cls, features: Coo) -> Self:
         return cls(features, _values(features))
 
-    def dropout(self, p: float) -> TorchSparseInput:
+    def dropout(self, p: float) -> Self:
         return self.with_values(_drop_values(self.matrix.values(), p))
+
+
+class _Autograd:
+    """The product by `torch.sparse.mm` with torch's own backward, on the matrix of a `_TorchMatrix`."""
+
+    matrix: Tensor
+
+    def matmul(self, x: Tensor) -> Tensor:
+        with record_function("spmm.forward"):
+            return torch.sparse.mm(self.matrix, x)
+
+
+class TorchAutogradPropagation(_Autograd, TorchPropagation):
+    """The normalised matrix, stored, differentiated by torch."""
+
+
+class TorchAutogradInput(_Autograd, TorchSparseInput):
+    """Sparse features, differentiated by torch."""
 
 
 def _values(edges: Coo) -> Tensor:
@@ -223,7 +242,14 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         Backend("braidwork", "braidwork", FusedPropagation, _or_dense(SparseMatrixInput.from_coo), GCNLayer),
-        Backend("torch", "torch.sparse", TorchPropagation, _or_dense(TorchSparseInput.from_coo), GCNLayer),
+        Backend("torch", "torch.sparse (tuned)", TorchPropagation, _or_dense(TorchSparseInput.from_coo), GCNLayer),
+        Backend(
+            "torch_autograd",
+            "torch.sparse",
+            TorchAutogradPropagation,
+            _or_dense(TorchAutogradInput.from_coo),
+            GCNLayer,
+        ),
         Backend("pyg", "PyG GCNConv", EdgeIndex.from_coo, _or_dense(_dense), PyGLayer, "torch_geometric"),
     )
 }

@@ -12,7 +12,8 @@ from ..tables import by
 from .style import COLORS, INK, MUTED, figure, label_ends
 from .style import LABELS as _ALL
 
-LABELS = {backend: _ALL[backend] for backend in ("braidwork", "torch", "scipy")}
+# One product is the same with and without a transpose kept.
+LABELS = {"braidwork": _ALL["braidwork"], "torch": "torch.sparse", "scipy": _ALL["scipy"]}
 
 
 def throughput_panels(rows: Sequence[Row]) -> Figure:

@@ -17,8 +17,14 @@ MUTED = "#6b7480"
 FAINT = "#dde1e6"
 
 # Distinct in hue and in lightness, for readers and printers without colour.
-COLORS = {"braidwork": "#1457c8", "torch": "#e0762a", "pyg": "#2f8f6b", "scipy": "#8c6bb1"}
-LABELS = {"braidwork": "braidwork", "torch": "torch.sparse", "pyg": "PyG GCNConv", "scipy": "SciPy"}
+COLORS = {"braidwork": "#1457c8", "torch": "#e0762a", "torch_autograd": "#a8482a", "pyg": "#2f8f6b", "scipy": "#8c6bb1"}
+LABELS = {
+    "braidwork": "braidwork",
+    "torch": "torch.sparse (tuned)",
+    "torch_autograd": "torch.sparse",
+    "pyg": "PyG GCNConv",
+    "scipy": "SciPy",
+}
 
 _RC: dict[Any, Any] = {
     "font.family": "sans-serif",

@@ -167,7 +167,7 @@ def test_an_impossible_model_is_refused_by_name(options: dict, named: str) -> No
 
 
 def test_unknown_and_absent_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="unknown 'dgl'; choose one of braidwork, torch, pyg"):
+    with pytest.raises(ValueError, match="unknown 'dgl'; choose one of braidwork, torch, torch_autograd, pyg"):
         get_backend("dgl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package torch_geometric"):
