@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 
+from .target import backend_of
+
+__all__ = ["backend_of"]
+
 
 def _register_cpu_backend() -> None:
     from triton.backends import Backend, backends

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from .convert import convert
 from .elementwise import apply
-from .emit import INT_BITS, Row, Tensor, storage, vtype
 from .lower import Lowering, lowers
 from .ttir import Op
+from .values import INT_BITS, Row, Tensor, storage, vtype
 
 
 def _cast(fn: Callable[[Lowering, Row, str, int], Row | str]) -> Callable[..., Tensor]:

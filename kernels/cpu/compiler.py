@@ -64,7 +64,7 @@ def require() -> None:
     installed = metadata.version("triton")
     if not installed.startswith(f"{TRITON}."):
         raise RuntimeError(
-            f"running kernels on a CPU needs triton {TRITON}, whose IR the backend reads, and this is triton {installed}:"
+            f"running kernels on a CPU needs triton {TRITON}, whose IR the backend reads, and this is {installed}:"
             ' pip install "braidwork[cpu]" (or set TRITON_INTERPRET=1 to run kernels in Python, slowly)'
         )
     try:
@@ -187,8 +187,8 @@ def _ttir(module: Any, md: dict[str, Any]) -> Any:
 
 
 def _llir(module: Any, md: dict[str, Any], options: CPUOptions) -> str:
-    from .emit import storage
     from .lower import lower_module
+    from .values import storage
 
     lowered = lower_module(str(module), options.enable_fp_fusion)
     md["params"] = [storage(ty.elt) for ty in lowered.params]

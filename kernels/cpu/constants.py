@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 
-from .emit import Literal, Row, Tensor, float_text, is_float, size_of, storage, width, wrap
 from .lower import Lowering, lowers
 from .ttir import Op
+from .values import Literal, Row, Tensor, float_text, is_float, size_of, storage, width, wrap
 
 
 @lowers("arith.constant")
@@ -87,7 +87,5 @@ def _fp8_bits(value: float, elt: str) -> int:
 def _poison(L: Lowering, op: Op) -> Tensor:
     ty = op.types[0]
     w = width(ty.shape)
-    zero: Literal = (
-        float_text(0.0, ty.elt) if ty.elt in ("f32", "f64") else "null" if ty.elt.startswith("ptr") else 0
-    )
+    zero: Literal = float_text(0.0, ty.elt) if ty.elt in ("f32", "f64") else "null" if ty.elt.startswith("ptr") else 0
     return Tensor(ty.shape, ty.elt, [Row(w, ty.elt, base=zero)] * (ty.numel // w), w)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .emit import Builder, is_float
+from .emit import Builder
 from .lanes import Lanes
+from .values import is_float
 
 
 class Format(NamedTuple):

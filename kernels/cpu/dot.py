@@ -18,12 +18,12 @@ import numpy as np
 
 from .convert import convert
 from .elementwise import apply
-from .emit import Literal, Row, Tensor, is_float, mangle, size_of, storage, vtype, width
 from .lanes import Lanes
 from .lower import Lowering, lowers
 from .memory import consecutive
 from .shapes import permuted
 from .ttir import Op
+from .values import Literal, Row, Tensor, is_float, mangle, size_of, storage, vtype, width
 
 # A product of more vector multiply-adds than this is written as loops.
 _UNROLLED = 1024

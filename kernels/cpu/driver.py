@@ -126,7 +126,9 @@ class Packer:
             try:
                 struct.pack("<" + _FORMATS.get(ty, "Q"), value)
             except (struct.error, OverflowError) as e:
-                raise TypeError(f"{name}: need a value of type {ty}, got {value!r} ({type(value).__name__}): {e}") from None
+                raise TypeError(
+                    f"{name}: need a value of type {ty}, got {value!r} ({type(value).__name__}): {e}"
+                ) from None
 
 
 def check(name: str, value: Any) -> None:
@@ -139,7 +141,9 @@ def check(name: str, value: Any) -> None:
         if value.layout != torch.strided:
             raise ValueError(f"{name}: need a dense tensor, got layout {value.layout}")
         if value.is_complex():
-            raise TypeError(f"{name}: need a tensor of numbers that Triton has, got {value.dtype}: see torch.view_as_real")
+            raise TypeError(
+                f"{name}: need a tensor of numbers that Triton has, got {value.dtype}: see torch.view_as_real"
+            )
     elif isinstance(value, (np.ndarray, list, dict)):
         raise TypeError(f"{name}: need a tensor or a number, got {type(value).__name__}: see torch.as_tensor")
 
@@ -152,7 +156,9 @@ def address(name: str, value: Any) -> int:
     return value.data_ptr()
 
 
-def run(function: int, packer: Packer, values: Sequence[Any], grid: tuple[int, int, int], asserts: Sequence[str]) -> None:
+def run(
+    function: int, packer: Packer, values: Sequence[Any], grid: tuple[int, int, int], asserts: Sequence[str]
+) -> None:
     """Run a compiled kernel over a grid; returns when all of its programs have ended."""
     total = grid[0] * grid[1] * grid[2]
     if total <= 0:
@@ -186,8 +192,8 @@ class CPULauncher:
         self.asserts = metadata.asserts
 
     def __call__(
-        self, grid0: int, grid1: int, grid2: int, stream: int, function: int, kernel_metadata: Any, launch_metadata: Any,
-        enter_hook: Any, exit_hook: Any, *args: Any,
+        self, grid0: int, grid1: int, grid2: int, stream: int, function: int, kernel_metadata: Any,
+        launch_metadata: Any, enter_hook: Any, exit_hook: Any, *args: Any,
     ) -> None:  # fmt: skip
         if enter_hook is not None:
             enter_hook(launch_metadata)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .convert import convert
-from .emit import Row, Tensor, mangle, storage, vtype, width
 from .lower import Lowering, lowers
 from .mathlib import extern_call, math_call
 from .ttir import Op
+from .values import Row, Tensor, mangle, storage, vtype, width
 
 Emit = Callable[..., str]  # (lowering, operand texts, lanes) -> text
 
@@ -158,8 +158,8 @@ _FLOAT: dict[str, Emit] = {
 _FLOAT["tt.precise_divf"] = _FLOAT["tt.approx_divf"] = _FLOAT["arith.divf"]
 _FLOAT["tt.precise_sqrt"] = _FLOAT["math.sqrt"]
 _MATH = (
-    "exp exp2 log log2 log10 log1p expm1 sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc rsqrt"
-    " cbrt round powf"
+    "exp exp2 log log2 log10 log1p expm1 sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf erfc"
+    " rsqrt cbrt round powf"
 ).split()
 
 

@@ -12,8 +12,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from .emit import size_of, storage, vtype
 from .lanes import Lanes
+from .values import size_of, storage, vtype
 
 Function = Callable[..., Lanes]
 INF, NAN = float("inf"), float("nan")

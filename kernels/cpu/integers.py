@@ -1,4 +1,4 @@
-"""Integer arithmetic, comparisons and addresses, which keep rows affine (see `emit.Row`) where they can."""
+"""Integer arithmetic, comparisons and addresses, which keep rows affine (see `values.Row`) where they can."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from .elementwise import apply, constant, texts
-from .emit import INT_BITS, Literal, Row, Tensor, mangle, pointee, storage, vtype, wrap
 from .lower import Lowering, lowers
 from .ttir import Op
+from .values import INT_BITS, Literal, Row, Tensor, mangle, pointee, storage, vtype, wrap
 
 
 def _add_base(L: Lowering, a: Row, b: Row, sign: int) -> Literal:

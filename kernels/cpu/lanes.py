@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .emit import Builder, float_text, is_float, mangle, size_of, storage, vtype
+from .emit import Builder
+from .values import float_text, is_float, mangle, size_of, storage, vtype
 
 FLOAT_BITS = {"half": "i16", "f32": "i32", "f64": "i64"}
 

@@ -1,8 +1,8 @@
 """From TTIR to LLVM IR: the walk over functions, blocks and control flow.
 
 What an operation means is said by one entry of `OPS`: a function `(lowering, op, *operand tensors)` that returns its
-results. Entries live beside their kind: `constants.py`, `integers.py`, `casts.py`, `elementwise.py`, `shapes.py`, `memory.py`,
-`reduce.py`, `dot.py`.
+results. Entries live beside their kind: `constants.py`, `integers.py`, `casts.py`, `elementwise.py`, `shapes.py`,
+`memory.py`, `reduce.py`, `dot.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .emit import Builder, Row, Tensor, empty_like, is_float, storage, vtype
+from .emit import Builder
 from .ttir import Block, Func, Op, Region, Type, parse
+from .values import Row, Tensor, empty_like, is_float, storage, vtype
 
 Handler = Callable[..., "Tensor | list[Tensor] | None"]
 OPS: dict[str, Handler] = {}
@@ -405,7 +406,9 @@ class Lowered:
     """LLVM IR of a kernel.
 
     text: a module that defines `@"<name>.body"(arguments..., i32 program id x 3, i32 grid x 3, ptr error flag)`, with
-    the attributes #0, which runs one program. params: types of the arguments. asserts: the message meant by k + 1 in the flag is number k.
+    the attributes #0, which runs one program.
+    params: types of the arguments.
+    asserts: the messages; a program that fails number k leaves k + 1 in the flag.
     """
 
     name: str

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from .emit import Builder, mangle, size_of, vtype
+from .emit import Builder
 from .functions import (
     INF,
     Function,
@@ -32,6 +32,7 @@ from .functions import (
     tanh,
 )
 from .lanes import Lanes
+from .values import mangle, size_of, vtype
 
 
 def math_call(L: Builder, name: str, args: list[str], elt: str, n: int) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 
 from .convert import convert
 from .elementwise import level, spread
-from .emit import Row, Tensor, in_memory, mangle, size_of, storage, vtype, width
 from .lower import Lowering, lowers
 from .ttir import Op, Type
+from .values import Row, Tensor, in_memory, mangle, size_of, storage, vtype, width
 
 AXIS = {"x": 0, "y": 1, "z": 2}
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from .elementwise import level, spread
-from .emit import LANES, Row, Tensor, in_memory, size_of, storage, vtype
 from .lower import Lowering, lowers, one_op
 from .shapes import permuted
 from .ttir import Block, Op
+from .values import LANES, Row, Tensor, in_memory, size_of, storage, vtype
 
 # Vector instructions that one reduction or scan may take as straight code; LLVM's time grows faster than their number.
 STRAIGHT = 512

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from .elementwise import spread
-from .emit import LANES, Row, Tensor, in_memory, mangle, size_of, storage, vtype, width
 from .lower import Lowering, lowers
 from .ttir import Op
+from .values import LANES, Row, Tensor, in_memory, mangle, size_of, storage, vtype, width
 
 INLINE = 256  # elements that are moved through memory by straight code; more are moved by a loop
 
@@ -117,7 +117,9 @@ def _copied(L: Lowering, x: Tensor, buf: str, source: np.ndarray, shape: Sequenc
     """Elements of a stack buffer in another order, by a loop over a table of positions."""
     n, mem = len(source), storage(in_memory(x.elt))
     out, table = L.alloca(mem, n), f"@table{len(L.globals)}"
-    L.globals.append(f"{table} = private constant [{n} x i32] {L.const_vec(source, 'i32').replace('<', '[').replace('>', ']')}")
+    L.globals.append(
+        f"{table} = private constant [{n} x i32] {L.const_vec(source, 'i32').replace('<', '[').replace('>', ']')}"
+    )
 
     def body(i: str) -> None:
         at = L.emit(f"load i32, ptr {L.emit(f'getelementptr i32, ptr {table}, i64 {i}')}")

@@ -1,8 +1,7 @@
-"""Functions and conversions of the CPU backend, compiled alone: accuracy, edges, rounding, narrow types."""
+"""Functions of the CPU backend, compiled alone: accuracy, edges, rounding."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import re
 from collections.abc import Callable
@@ -13,116 +12,14 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import scipy.special as special
-import torch
 import triton
 
-from braidwork.kernels.cpu.convert import convert
-from braidwork.kernels.cpu.emit import Builder, storage, vtype
-from braidwork.kernels.cpu.mathlib import extern_call, math_call
+from braidwork.kernels.cpu.emit import Builder
+from braidwork.kernels.cpu.values import vtype
+from braidwork.kernels.cpu.mathlib import extern_call
 
 from .harness import rng
-
-NUMPY = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64, "i1": np.bool_}
-NUMPY |= {f"i{bits}": np.dtype(f"int{bits}").type for bits in (8, 16, 32, 64)}
-FP8 = {
-    "f8E5M2": torch.float8_e5m2,
-    "f8E4M3FN": torch.float8_e4m3fn,
-    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
-    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
-}
-INF, NAN = math.inf, math.nan
-# On scalars; on a vector that is written out lane by lane where a C function is called; on one that is looped over
-WIDTHS = [1, 4, 32]
-
-Body = Callable[[Builder, list[str]], str]
-
-
-def native(body: Body, sources: list[str], result: str, n: int) -> Callable[..., np.ndarray]:
-    """`body`, compiled for `n` lanes, as a function of numpy arrays whose length is a multiple of n."""
-    L = Builder()
-
-    def block(i: str) -> None:
-        texts = []
-        for k, elt in enumerate(sources):
-            at = L.emit(f"getelementptr {vtype(elt, n)}, ptr %in{k}, i64 {i}")
-            texts.append(L.emit(f"load {vtype(elt, n)}, ptr {at}, align 1"))
-        out = body(L, texts)
-        at = L.emit(f"getelementptr {vtype(result, n)}, ptr %out, i64 {i}")
-        L.do(f"store {vtype(result, n)} {out}, ptr {at}, align 1")
-
-    L.loop("%count", block)
-    params = ", ".join([*(f"ptr %in{k}" for k in range(len(sources))), "ptr %out", "i64 %count"])
-    lines = [*sorted(L.declares), *L.globals, f"define void @run({params}) {{", "entry:", *L.allocas, *L.lines]
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly("\n".join([*lines, "  ret void", "}"]))
-    module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-    )
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(sources) + 1), ctypes.c_int64)(
-        engine.get_function_address("run")
-    )
-
-    def call(*arrays: np.ndarray, engine: llvm.ExecutionEngine = engine) -> np.ndarray:
-        arrays = tuple(np.ascontiguousarray(a) for a in arrays)
-        count = arrays[0].size
-        assert count % n == 0, "whole vectors only"
-        out = np.zeros(count, NUMPY.get(result, np.uint8))
-        run(*(a.ctypes.data for a in arrays), out.ctypes.data, count // n)
-        return out
-
-    return call
-
-
-def function(name: str, elt: str, n: int, operands: int = 1) -> Callable[..., np.ndarray]:
-    return native(lambda L, xs: math_call(L, name, xs, elt, n), [elt] * operands, elt, n)
-
-
-def libdevice(symbol: str, sources: list[str], result: str, n: int) -> Callable[..., np.ndarray]:
-    def body(L: Builder, xs: list[str]) -> str:
-        text = extern_call(L, f"__nv_{symbol}", list(zip(xs, sources, strict=True)), result, n)
-        assert text is not None, f"{symbol} is unknown"
-        return text
-
-    return native(body, sources, result, n)
-
-
-def conversion(src: str, dst: str, n: int, rounding: str | None = None, signed: bool = True) -> Callable:
-    return native(lambda L, xs: convert(L, xs[0], src, dst, n, rounding, signed), [src], dst, n)
-
-
-def bad(got: np.ndarray, want: np.ndarray, ulps: float = 0) -> np.ndarray:
-    """Where `got` is further from `want` (of a wider type) than allowed, or has the wrong sign of zero; NaN is NaN."""
-    with np.errstate(all="ignore"):
-        near = want.astype(got.dtype)
-        unit = np.spacing(np.maximum(np.abs(near), np.finfo(got.dtype).tiny))
-        close = np.abs(got.astype(want.dtype) - want) <= ulps * unit
-        same = (got == near) & ((got != 0) | (np.signbit(got) == np.signbit(near)))
-        return np.flatnonzero(~(same | (np.isnan(got) & np.isnan(near)) | (close & np.isfinite(near) & (near != 0))))
-
-
-def check(got: np.ndarray, want: np.ndarray, ulps: float, *inputs: np.ndarray) -> None:
-    where = bad(got, want, ulps)
-    shown = [(*(x[i] for x in inputs), got[i], want[i]) for i in where[:4]]
-    assert where.size == 0, f"{where.size} of {got.size} wrong: (inputs..., got, expected) = {shown}"
-
-
-def floats(elt: str, count: int, *seed: object) -> np.ndarray:
-    """Bit patterns: all magnitudes, signs, subnormals, infinities and NaNs."""
-    gen, bits = rng("floats", elt, *seed), 32 if elt == "f32" else 64
-    x = gen.integers(0, 2**bits, count, dtype=np.uint64, endpoint=False) if bits == 32 else gen.bytes(8 * count)
-    patterns = x.astype(np.uint32) if bits == 32 else np.frombuffer(x, np.uint64).copy()
-    tiny = float(np.finfo(NUMPY[elt]).tiny)
-    odd = [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, tiny, tiny / 4, -tiny / 8, 2.0, 0.5, 128.0, -126.0, -149.0, 1024.0]
-    out = patterns.view(NUMPY[elt])
-    out[: len(odd)] = odd
-    return out
-
+from .native import INF, NAN, NUMPY, WIDTHS, check, floats, function, libdevice
 
 # -- accuracy ----------------------------------------------------------------------------------------------------------
 
@@ -441,135 +338,3 @@ def test_bits_and_predicates_of_libdevice() -> None:
     check(libdevice("powi", ["f64", "i32"], "f64", 8)(y, k), y.astype(np.longdouble) ** k, 1, y)
     norm = libdevice("norm4df", ["f32"] * 4, "f32", 8)(*(y.astype(np.float32) for _ in range(4)))
     check(norm, 2 * np.abs(y.astype(np.float32).astype(np.float64)), 0, y)
-
-
-# -- conversions -------------------------------------------------------------------------------------------------------
-def as_bf16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def around(codes: np.ndarray) -> np.ndarray:
-    """The finite values, all points half way between two of them, and the floats next to those."""
-    exact = np.unique(codes[np.isfinite(codes)]).astype(np.float32)
-    middle = (exact[1:] + exact[:-1]) / 2
-    towards = [np.nextafter(middle, np.float32(to)) for to in (INF, -INF)]
-    return np.concatenate([exact, middle, *towards, [-0.0]]).astype(np.float32)
-
-
-def singles(*codes: np.ndarray) -> np.ndarray:
-    """f32 of all kinds, in a number that vectors divide."""
-    big = np.float32([65519, 65520, -65520, 3.39e38, -3.4e38, 448, 464, 465, 57344, 61440, 1e30, -1e30])
-    x = np.concatenate([floats("f32", 1 << 16), big, *(around(c) for c in codes)])
-    return np.resize(x, -(-x.size // 32) * 32)
-
-
-def value(codes: np.ndarray, fmt: str) -> np.ndarray:
-    return torch.from_numpy(codes.copy()).view(FP8[fmt]).float().numpy()
-
-
-HALVES = np.arange(1 << 16, dtype=np.uint16)
-BYTES = np.arange(256, dtype=np.uint8)
-
-
-@pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("fmt", FP8)
-def test_fp8(fmt: str, n: int) -> None:
-    """Every code, and every rounding, saturated as on NVIDIA: e5m2 alone keeps infinities."""
-    codes = value(BYTES, fmt)
-    check(conversion(fmt, "f32", n)(BYTES), codes, 0, BYTES)
-    x, dtype, top = singles(codes), FP8[fmt], torch.finfo(FP8[fmt]).max
-    t = torch.from_numpy(x)
-    want = torch.where(t.isnan() | (t.isinf() & (fmt == "f8E5M2")), t, t.clamp(-top, top)).to(dtype).float().numpy()
-    check(value(conversion("f32", fmt, n)(x), fmt), want, 0, x)
-    steps = np.unique(np.abs(codes[np.isfinite(codes)]))
-    down = steps[np.searchsorted(steps, np.nan_to_num(np.abs(x), nan=0.0), side="right") - 1]
-    down = np.where(np.isnan(x) | (np.isinf(x) & (fmt == "f8E5M2")), x, np.copysign(down, x))
-    down = np.where(down == 0, 0.0, down) if "FNUZ" in fmt else down
-    check(value(conversion("f32", fmt, n, "rtz")(x), fmt), down.astype(np.float32), 0, x)
-    for src, given in (("f16", HALVES.view(np.float16)), ("bf16", HALVES)):
-        wide = given.astype(np.float32) if src == "f16" else as_bf16(given)
-        assert conversion(src, fmt, n)(given).tobytes() == conversion("f32", fmt, n)(wide).tobytes()
-
-
-def test_fp8_without_nan() -> None:
-    """Triton's e4m3 of bias 15: 256 numbers of which the largest is 1.875."""
-    magnitude = [m / 8 * 2.0**-14 if e == 0 else (1 + m / 8) * 2.0 ** (e - 15) for e in range(16) for m in range(8)]
-    codes = np.float32([s * v for s in (1.0, -1.0) for v in magnitude])
-    check(conversion("f8E4M3B11FNUZ", "f32", 32)(BYTES), codes, 0, BYTES)
-    assert conversion("f32", "f8E4M3B11FNUZ", 32)(codes).tolist() == BYTES.tolist()
-    edges = np.float32([1.9, INF, -INF, NAN])
-    assert [c & 0x7F for c in conversion("f32", "f8E4M3B11FNUZ", 4)(edges).tolist()] == [0x7F] * 4
-
-
-@pytest.mark.parametrize("n", WIDTHS)
-def test_f16_and_bf16(n: int) -> None:
-    """All codes into wider types and each other; f32 by both roundings; f64 rounded once."""
-    f16, bf16 = HALVES.view(np.float16), as_bf16(HALVES)
-    with np.errstate(all="ignore"):
-        for dst in ("f32", "f64"):
-            check(conversion("f16", dst, n)(f16), f16.astype(NUMPY[dst]), 0, f16)
-            check(conversion("bf16", dst, n)(HALVES), bf16.astype(NUMPY[dst]), 0, HALVES)
-        check(conversion("bf16", "f16", n)(HALVES), bf16.astype(np.float16), 0, HALVES)
-        x = singles(f16.astype(np.float32))
-        check(conversion("f32", "f16", n)(x), x.astype(np.float16), 0, x)
-        near = x.astype(np.float16)
-        zero = np.where(np.abs(near) > np.abs(x), np.nextafter(near, np.float16(0)), near)
-        check(conversion("f32", "f16", n, "rtz")(x), zero, 0, x)
-        for y in (x, f16.astype(np.float32)):
-            want = torch.from_numpy(y).bfloat16().float().numpy()
-            check(as_bf16(conversion("f32", "bf16", n)(y)), want, 0, y)
-        cut = np.where(np.isnan(x), x, (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
-        check(as_bf16(conversion("f32", "bf16", n, "rtz")(x)), cut, 0, x)
-        d = np.concatenate([x.astype(np.float64) * k for k in (1.0, 1 + 2.0**-40, 1 - 2.0**-50)])
-        check(conversion("f64", "f16", n)(d), d.astype(np.float16), 0, d)
-        check(conversion("f64", "f32", n)(d), d.astype(np.float32), 0, d)
-
-
-def test_f64_to_bf16_rounds_once() -> None:
-    """Just above half way: through a nearest f32 it would become the tie and go down to even."""
-    x = np.float64([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8 - 2.0**-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40])
-    want = [1 + 2.0**-7, 1.0, 1.0, 1 + 2.0**-7]
-    assert as_bf16(conversion("f64", "bf16", 4)(x)).tolist() == want
-
-
-@pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("bits", [8, 16, 32, 64])
-def test_integers(bits: int, n: int) -> None:
-    """Both signs, both ways; a float beyond the type gives the low bits of the wider result, as C does on x86."""
-    gen, elt = rng("integers", bits), f"i{bits}"
-    for signed, kind in ((True, np.dtype(f"int{bits}")), (False, np.dtype(f"uint{bits}"))):
-        info = np.iinfo(kind)
-        i = gen.integers(info.min, info.max, 64, kind, endpoint=True)
-        i[:4] = [info.min, info.max, 0, 1]
-        for src in ("f32", "f64", "f16", "bf16"):
-            got, want = conversion(elt, src, n, signed=signed)(i), torch.from_numpy(i.astype(np.float64))
-            if src in ("f32", "f64"):
-                check(got, i.astype(NUMPY[src]), 0, i)
-            elif bits <= 16:
-                codes = want.to(torch.float16 if src == "f16" else torch.bfloat16).float().numpy()
-                check(got.astype(np.float32) if src == "f16" else as_bf16(got), codes, 0, i)
-            if src in ("f32", "f64"):
-                x = np.trunc(np.linspace(float(info.min), float(info.max), 64) * (1 - 2.0**-20)).astype(NUMPY[src])
-                x[:4] = [0.999, 0.0, -0.0, 1.5]
-                assert conversion(src, elt, n, signed=signed)(x).view(kind).tolist() == [int(v) for v in x.tolist()]
-    if bits == 8 and n != 1:
-        assert conversion("f32", "i8", 4)(np.float32([300, -1, -129, 255.9])).tolist() == [44, -1, 127, -1]
-
-
-@pytest.mark.parametrize("dst", ["i8", "i32", "i64"])
-def test_out_of_range_is_harmless(dst: str) -> None:
-    """Neither a trap nor, for constants, a value that spoils what is computed from it."""
-    x = np.float32([NAN, INF, -INF, 3e38])
-    assert conversion("f32", dst, 4)(x).tolist() == ([0] * 4 if dst == "i8" else [np.iinfo(NUMPY[dst]).min] * 4)
-
-    def doubtful(L: Builder, xs: list[str]) -> str:
-        i = convert(L, "0x7FF8000000000000", "f32", "i32", 1)
-        return L.emit(f"mul i32 {L.emit(f'and i32 {i}, 0')}, {xs[0]}")
-
-    assert native(doubtful, ["i32"], "i32", 1)(np.int32([7])).tolist() == [0]
-
-
-def test_no_conversion_no_instruction() -> None:
-    L = Builder()
-    assert convert(L, "%x", "bf16", "bf16", 8) == "%x" and storage("bf16") == "i16"
-    assert not L.lines
