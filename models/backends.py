@@ -14,7 +14,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from braidwork.kernels.sparse import SparseMatrix, spmm
 from .activation import drop_rate, keep_mask
 from .edges import Coo, symmetric_scale, with_self_loops
 from .layers import GCNLayer, PyGLayer
+from .protocols import EdgeIndex, SparseInput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,26 +34,6 @@ if TYPE_CHECKING:
 _DENSE_LIMIT_BYTES = 1 << 30
 
 _Features = TypeVar("_Features")
-
-
-class Propagation(Protocol):
-    """x [nodes, F] -> D^-1/2 (A + I) D^-1/2 x, differentiable in x."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-class SparseInput(Protocol):
-    """Sparse node features [nodes, channels]."""
-
-    shape: tuple[int, int]
-
-    def matmul(self, weight: Tensor) -> Tensor:
-        """[channels, F] -> [nodes, F], differentiable in the weight."""
-        ...
-
-    def dropout(self, p: float) -> SparseInput:
-        """The features with entries dropped at rate `p` and the rest scaled up."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -208,18 +189,6 @@ def _values(edges: Coo) -> Tensor:
 
 
 # -- PyTorch Geometric -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EdgeIndex:
-    """Edges in PyTorch Geometric's form: edge_index [2, nnz], source first; weights [nnz] or None."""
-
-    edge_index: Tensor
-    edge_weight: Tensor | None
-
-    @classmethod
-    def from_coo(cls, edges: Coo) -> EdgeIndex:
-        return cls(torch.stack([edges.col, edges.row]), edges.value)
 
 
 def _dense(features: Coo) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from .activation import drop_rate, dropout, relu_dropout_
 from .layers import GCNLayer
+from .protocols import Propagation, SparseInput
 
 NORMS: dict[str, type[nn.Module]] = {"none": nn.Identity, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
 
@@ -24,8 +26,8 @@ class GCN(nn.Module):
         num_layers: number of convolutions, at least 1.
         dropout: rate after every hidden layer, in [0, 1), rounded to 1/256.
         input_dropout: rate on the input features. Sparse features drop stored values.
-        residual: add each hidden layer's input to its output, through a linear map where the widths differ, and give
-            the last layer a linear map of its own input.
+        residual: add to the output of each layer its input, through a linear map where the widths differ and at the
+            first layer, whose input can be sparse.
         norm: "none", "layer" or "batch", after each hidden convolution.
         layer: class of the convolutions, from the backend (`Backend.layer`).
 
@@ -61,31 +63,32 @@ class GCN(nn.Module):
         pairs = list(itertools.pairwise(widths))
         self.layers = nn.ModuleList(layer(a, b) for a, b in pairs)
         self.norms = nn.ModuleList(NORMS[norm](b) for _, b in pairs[:-1])
-        self.skips = nn.ModuleList(_Skip(a, b) for a, b in pairs) if residual else None
+        skips = [_Skip(a, b, linear=i == 0 or a != b) for i, (a, b) in enumerate(pairs)]
+        self.skips = nn.ModuleList(skips) if residual else None
 
-    def forward(self, x, propagation) -> Tensor:
+    def forward(self, x: Tensor | SparseInput, propagation: Propagation) -> Tensor:
         """Logits [nodes, out_channels] of features `x` (a dense [nodes, in_channels] or a backend's sparse input)."""
         if self.training and drop_rate(self.input_dropout):
             x = dropout(x, self.input_dropout) if isinstance(x, Tensor) else x.dropout(self.input_dropout)
-        last = len(self.layers) - 1
+        h: Tensor | SparseInput = x
         for i, layer in enumerate(self.layers):
-            h = layer(x, propagation)
-            if i < last:
-                h = relu_dropout_(self.norms[i](h), self.dropout if self.training else 0.0)
-            x = h if self.skips is None else h + self.skips[i](x)
-        return x
+            out = layer(h, propagation)
+            if i < len(self.norms):
+                out = relu_dropout_(self.norms[i](out), self.dropout if self.training else 0.0)
+            h = out if self.skips is None else out + self.skips[i](h)
+        return cast(Tensor, h)
 
 
 class _Skip(nn.Module):
-    """The residual path: the input itself where the widths agree, else times a weight."""
+    """The residual path: the input itself, or times a weight."""
 
-    def __init__(self, in_channels: int, out_channels: int):
+    def __init__(self, in_channels: int, out_channels: int, linear: bool):
         super().__init__()
         self.weight = None
-        if in_channels != out_channels:
+        if linear:
             self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(in_channels, out_channels)))
 
-    def forward(self, x) -> Tensor:
-        if self.weight is None:
-            return x
-        return x @ self.weight if isinstance(x, Tensor) else x.matmul(self.weight)
+    def forward(self, x: Tensor | SparseInput) -> Tensor:
+        if not isinstance(x, Tensor):
+            return x.matmul(self.weight)
+        return x if self.weight is None else x @ self.weight

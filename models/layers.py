@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .protocols import EdgeIndex, Propagation, SparseInput
+
 
 class GCNLayer(nn.Module):
     """H = P X W + b, where P is the propagation, D^-1/2 (A + I) D^-1/2.
@@ -24,7 +26,7 @@ class GCNLayer(nn.Module):
         bound = math.sqrt(6.0 / (in_channels + out_channels))
         nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, x, propagation) -> Tensor:
+    def forward(self, x: Tensor | SparseInput, propagation: Propagation) -> Tensor:
         if not isinstance(x, Tensor):
             h = propagation(x.matmul(self.weight))
         elif self.weight.shape[0] < self.weight.shape[1]:
@@ -54,5 +56,5 @@ class PyGLayer(nn.Module):
             state[f"{prefix}conv.lin.weight"] = state.pop(f"{prefix}weight").T
             state[f"{prefix}conv.bias"] = state.pop(f"{prefix}bias")
 
-    def forward(self, x: Tensor, edges) -> Tensor:
+    def forward(self, x: Tensor, edges: EdgeIndex) -> Tensor:
         return self.conv(x, edges.edge_index, edges.edge_weight)

@@ -66,7 +66,7 @@ def reference(model: GCN, x: torch.Tensor, propagation: torch.Tensor) -> torch.T
     ],
     ids=str,
 )
-@pytest.mark.parametrize("hidden", [8, 64])  # narrower and wider than the input: both orders of the product
+@pytest.mark.parametrize("hidden", [8, CHANNELS, 64])  # narrower and wider than the input: both orders of the product
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("backend", [name for name in AVAILABLE if name != "pyg"])
