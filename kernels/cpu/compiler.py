@@ -149,7 +149,7 @@ class CPUBackend(BaseBackend):
         return ""
 
     def get_codegen_implementation(self, options: CPUOptions) -> dict[str, Any]:
-        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1)}
+        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1), "convert_custom_types": _convert_fp8e4b15}
 
     def get_module_map(self) -> dict[str, ModuleType]:
         # Its functions become calls of `__nv_*` symbols, which mathlib.py knows.
@@ -167,6 +167,21 @@ class CPUBackend(BaseBackend):
         stages["ttir"] = lambda src, md: _ttir(src, md)
         stages["llir"] = lambda src, md: _llir(src, md, options)
         stages["obj"] = lambda src, md: _obj(src)
+
+
+_IN_IR = {"fp16": "f16", "fp32": "f32", "fp64": "f64", "fp8e4b15": "f8E4M3B11FNUZ", "fp8e4b8": "f8E4M3FNUZ",
+          "fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e5b16": "f8E5M2FNUZ"}  # fmt: skip
+
+
+def _convert_fp8e4b15(arg: Any, dst: Any, fp_downcast_rounding: Any = None, _semantic: Any = None) -> Any:
+    """Convert from or to fp8e4b15, which Triton's IR holds as i8: a call of a function that `elementwise.py` knows."""
+    source, target = (_IN_IR.get(str(ty), str(ty)) for ty in (arg.dtype, dst.scalar))
+    rounding = "rtz" if fp_downcast_rounding == ir.ROUNDING_MODE.RTZ else "rtne"
+    builder = _semantic.builder
+    symbol = f"convert.{source}.{target}.{rounding}"
+    return _semantic.make_tensor(
+        builder.create_extern_elementwise("", "", symbol, [arg.handle], dst.to_ir(builder), True), dst
+    )
 
 
 def _ttir(module: Any, md: dict[str, Any]) -> Any:

@@ -201,6 +201,9 @@ def _extern(L: Lowering, op: Op, *args: Tensor) -> Tensor:
     elt = op.types[0].elt
 
     def fn(L: Lowering, rows: tuple[Row, ...], n: int) -> str:
+        if symbol.startswith("convert."):
+            _, src, dst, rounding = symbol.split(".")
+            return convert(L, L.vec(rows[0]), src, dst, n, rounding)
         out = extern_call(L, symbol, [(L.vec(r), r.elt) for r in rows], elt, n)
         if out is None:
             raise L.unsupported(op, f"symbol {symbol}")
