@@ -26,7 +26,7 @@ def _extsi(L: Lowering, row: Row, dst: str, n: int) -> Row | str:
         # An index: its arithmetic does not overflow, or no machine would find the address. Hashes, which do overflow,
         # have larger constants.
         base = L.cached(("sext", row.base, dst), None, lambda: L.emit(f"sext {row.elt} {row.base} to {dst}"))
-        return Row(n, dst, base=base, offs=row.offs)  # type: ignore[arg-type]
+        return Row(n, dst, base=base, offs=row.offs)
     return L.emit(f"sext {vtype(row.elt, n)} {L.vec(row)} to {vtype(dst, n)}")
 
 
@@ -41,7 +41,7 @@ def _trunci(L: Lowering, row: Row, dst: str, n: int) -> Row | str:
         return L.with_offs(n, dst, 0, row.constants())
     if row.affine and dst != "i1":
         base = L.cached(("trunc", row.base, dst), None, lambda: L.emit(f"trunc {row.elt} {row.base} to {dst}"))
-        return Row(n, dst, base=base, offs=row.offs)  # type: ignore[arg-type]
+        return Row(n, dst, base=base, offs=row.offs)
     return L.emit(f"trunc {vtype(row.elt, n)} {L.vec(row)} to {vtype(dst, n)}")
 
 

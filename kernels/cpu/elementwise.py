@@ -38,14 +38,14 @@ def spread(L: Lowering, row: Row, n: int) -> Row:
     """`n` copies of a single element (a row of `n` as it is)."""
     if n == row.n:
         return row
-    return L.cached(("spread", id(row), n), row, lambda: Row(n, row.elt, base=row.base))  # type: ignore[return-value]
+    return L.cached(("spread", id(row), n), row, lambda: Row(n, row.elt, base=row.base))
 
 
 def single(L: Lowering, row: Row) -> Row:
     """One element of a row of equal elements."""
     if row.n == 1:
         return row
-    return L.cached(("single", id(row)), row, lambda: Row(1, row.elt, base=row.base))  # type: ignore[return-value]
+    return L.cached(("single", id(row)), row, lambda: Row(1, row.elt, base=row.base))
 
 
 def apply(L: Lowering, key: object, elt: str, fn: Callable[..., Row | str], *tensors: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def apply(L: Lowering, key: object, elt: str, fn: Callable[..., Row | str], *ten
             out = fn(L, rows, n)
             return out if isinstance(out, Row) else Row(n, elt, vec=out)
 
-        return L.cached((key, *map(id, rows)), rows, make)  # type: ignore[return-value]
+        return L.cached((key, *map(id, rows)), rows, make)
 
     level_tensors = level(L, tensors)
     first = level_tensors[0]
@@ -108,7 +108,7 @@ def widened(L: Lowering, row: Row) -> str:
     """The elements of a floating-point row in the type they are computed in."""
     if row.elt in ("f32", "f64"):
         return L.vec(row)
-    return L.cached(("wide", id(row)), row, lambda: convert(L, L.vec(row), row.elt, "f32", row.n))  # type: ignore
+    return L.cached(("wide", id(row)), row, lambda: convert(L, L.vec(row), row.elt, "f32", row.n))
 
 
 def float_apply(L: Lowering, key: object, fn: Emit, *tensors: Tensor) -> Tensor:

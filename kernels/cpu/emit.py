@@ -123,7 +123,7 @@ class Builder:
             if row.uniform:
                 return f"splat ({storage(row.elt)} {self.text(row.base, row.elt)})"  # type: ignore[arg-type]
             return self.const_vec(row.constants(), row.elt)
-        return self.cached(("vec", id(row)), row, lambda: self._materialise(row))  # type: ignore[return-value]
+        return self.cached(("vec", id(row)), row, lambda: self._materialise(row))
 
     def _materialise(self, row: Row) -> str:
         ty, n = vtype(row.elt, row.n), row.n
@@ -150,7 +150,7 @@ class Builder:
             one = self.emit(f"insertelement <{n} x {ty}> poison, {ty} {scalar}, i64 0")
             return self.emit(f"shufflevector <{n} x {ty}> {one}, <{n} x {ty}> poison, <{n} x i32> zeroinitializer")
 
-        return self.cached(("splat", scalar, ty, n), None, make)  # type: ignore[return-value]
+        return self.cached(("splat", scalar, ty, n), None, make)
 
     def lane(self, row: Row, i: int) -> Row:
         """Element `i` as a row of one."""
@@ -166,7 +166,7 @@ class Builder:
         def make() -> Row:
             return Row(1, row.elt, vec=self.emit(f"extractelement {ty} {row.vec}, i64 {i}"))
 
-        return self.cached(("lane", id(row), i), row, make)  # type: ignore[return-value]
+        return self.cached(("lane", id(row), i), row, make)
 
     def shifted(self, row: Row, by: int) -> Row:
         """A row of one: the base of an affine row plus a constant."""
@@ -202,7 +202,7 @@ class Builder:
             idx = ", ".join(f"i32 {k}" for k in index)
             return Row(n, elt, vec=self.emit(f"shufflevector {ty} {self.vec(a)}, {ty} {other}, <{n} x i32> <{idx}>"))
 
-        return self.cached(("shuffle", id(a), id(b), tuple(index)), (a, b), make)  # type: ignore[return-value]
+        return self.cached(("shuffle", id(a), id(b), tuple(index)), (a, b), make)
 
     def with_offs(self, n: int, elt: str, base: Literal | None, offs: np.ndarray) -> Row:
         """An affine row in its simplest form; rows of equal constants are one and the same."""

@@ -21,7 +21,7 @@ def _add_base(L: Lowering, a: Row, b: Row, sign: int) -> Literal:
         return b.base  # type: ignore[return-value]
     what = "add" if sign > 0 else "sub"
     x, y = (L.text(r.base, r.elt) for r in (a, b))  # type: ignore[arg-type]
-    return L.cached((what, x, y, a.elt), None, lambda: L.emit(f"{what} {storage(a.elt)} {x}, {y}"))  # type: ignore
+    return L.cached((what, x, y, a.elt), None, lambda: L.emit(f"{what} {storage(a.elt)} {x}, {y}"))
 
 
 def _addsub(sign: int) -> Callable[..., Row | str]:
@@ -212,8 +212,8 @@ def _addptr(L: Lowering, op: Op, ptr: Tensor, index: Tensor) -> Tensor:
                 base = L.cached(
                     ("gep", *at),
                     None,
-                    lambda: L.emit(f"getelementptr {memory}, ptr {p.base}, {i.elt} {L.text(i.base, i.elt)}"),
-                )  # type: ignore
+                    lambda: L.emit(f"getelementptr {memory}, ptr {p.base}, {i.elt} {L.text(i.base, i.elt)}"),  # type: ignore[arg-type]
+                )
             return L.with_offs(n, p.elt, base, p.offsets() + i.offsets())
         index_ty = vtype(i.elt, n)
         if p.uniform:

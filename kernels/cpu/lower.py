@@ -122,24 +122,19 @@ class Lowering(Builder):
 
         `at_a(fn)` and `at_b(fn)` run `fn` at the end of the respective branch, to make the operands there.
         """
-        plans = []
+        plans: list[tuple[Tensor, list[tuple[Row, str | None, str | None, bool]]]] = []
         for x, y in zip(a, b):
             if x.w != y.w:
                 x, y = at_a(lambda x=x: self.canonical(x)), at_b(lambda y=y: self.canonical(y))
-            rows = []
+            rows: list[tuple[Row, str | None, str | None, bool]] = []
             for r, s in zip(x.rows, y.rows):
                 if r is s or (r.literal and s.literal and r.base == s.base and _same_offs(r, s)):
-                    rows.append((r, None, None, None))
+                    rows.append((r, None, None, False))
                     continue
                 keep = r.affine and s.affine and _same_offs(r, s)
-                rows.append(
-                    (
-                        r,
-                        at_a(lambda r=r, k=keep: self.base_text(r, k)),
-                        at_b(lambda s=s, k=keep: self.base_text(s, k)),
-                        keep,
-                    )
-                )
+                of_a = at_a(lambda r=r, k=keep: self.base_text(r, k))
+                of_b = at_b(lambda s=s, k=keep: self.base_text(s, k))
+                rows.append((r, of_a, of_b, keep))
             plans.append((x, rows))
 
         def finish(from_a: str, from_b: str) -> list[Tensor]:
@@ -176,21 +171,15 @@ class Lowering(Builder):
         done = self.label("ret")
         incoming: dict[str, list[tuple[str, list[str]]]] = {b.label: [] for b in blocks}
         incoming["ret"] = []
-        slots: list[tuple[int, str, list[str], list[str]]] = []  # line, block, phi names, phi types
+        slots: list[tuple[int, str, list[Tensor]]] = []  # line, block, values that phis must define there
         for k, block in enumerate(blocks):
             if k:
                 self.start(labels[block.label])
                 self.push()
-                names, types = [], []
-                for name, ty in block.args:
-                    w, n = empty_like(ty)
-                    rows = []
-                    for _ in range(n):
-                        names.append(self.name("c"))
-                        types.append(vtype(ty.elt, w))
-                        rows.append(Row(w, ty.elt, vec=names[-1]))
-                    self.env[-1][name] = Tensor(ty.shape, ty.elt, rows, w)
-                slots.append((len(self.lines), block.label, names, types))
+                self.epoch += 1
+                given = [self.unknown(ty) for _, ty in block.args]
+                self.env[-1].update(zip([name for name, _ in block.args], given))
+                slots.append((len(self.lines), block.label, given))
             for op in block.ops[:-1]:
                 self.op(op)
             end = block.ops[-1]
@@ -218,24 +207,20 @@ class Lowering(Builder):
             if k:
                 self.pop()
         self.start(done)
-        results = []
-        names, types = [], []
-        slots.append((len(self.lines), "ret", names, types))
-        for ty in func.results:
-            w, n = empty_like(ty)
-            rows = []
-            for _ in range(n):
-                names.append(self.name("c"))
-                types.append(vtype(ty.elt, w))
-                rows.append(Row(w, ty.elt, vec=names[-1]))
-            results.append(Tensor(ty.shape, ty.elt, rows, w))
-        for at, label, names, types in reversed(slots):
+        results = [self.unknown(ty) for ty in func.results]
+        slots.append((len(self.lines), "ret", results))
+        for at, label, given in reversed(slots):
             text = []
-            for j, (name, ty) in enumerate(zip(names, types)):
+            for j, row in enumerate(row for t in given for row in t.rows):
                 pairs = ", ".join(f"[{v[j]}, %{b}]" for b, v in incoming[label])
-                text.append(f"  {name} = phi {ty} {pairs}")
+                text.append(f"  {row.vec} = phi {vtype(row.elt, row.n)} {pairs}")
             self.lines[at:at] = text
         return results
+
+    def unknown(self, ty: Type) -> Tensor:
+        """A value that phis, yet to be written, will define."""
+        w, n = empty_like(ty)
+        return Tensor(ty.shape, ty.elt, [Row(w, ty.elt, vec=self.name("c")) for _ in range(n)], w)
 
 
 _TERMINATORS = {

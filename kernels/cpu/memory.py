@@ -84,7 +84,7 @@ def _load_scalar(L: Lowering, ptr: Row, mask: Row | None, other: Row | None, elt
 @lowers("tt.load")
 def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: Tensor | None = None) -> Tensor:
     given = level(L, [t for t in (ptr, mask, other) if t is not None])
-    columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))  # type: ignore[list-item]
+    columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))
     elt = op.types[0].elt
     done: dict[tuple[int, ...], Row] = {}  # equal rows are read once
     rows = []
@@ -142,7 +142,7 @@ def _store_row(L: Lowering, ptr: Row, value: Row, mask: Row | None) -> None:
 @lowers("tt.store")
 def _store(L: Lowering, op: Op, ptr: Tensor, value: Tensor, mask: Tensor | None = None) -> None:
     given = level(L, [t for t in (ptr, value, mask) if t is not None])
-    columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))  # type: ignore[list-item]
+    columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))
     previous = None
     for row in zip(*columns):
         if row != previous:  # a broadcast store writes the same row many times

@@ -12,8 +12,8 @@ import torch
 
 from braidwork.kernels.cpu.convert import convert
 from braidwork.kernels.cpu.emit import Builder
-from braidwork.kernels.cpu.values import vtype
 from braidwork.kernels.cpu.mathlib import extern_call, math_call
+from braidwork.kernels.cpu.values import vtype
 
 from .harness import rng
 

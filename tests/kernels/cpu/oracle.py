@@ -7,9 +7,9 @@ Corrections to triton 3.9's interpreter (each is a defect against what the compi
 
 1. bfloat16 is held as uint16, and arithmetic and comparisons act on the integers: here they are done in fp32 and
    rounded once.
-2. Conversion from fp32 to bfloat16 truncates, and conversion to fp8 rounds ties away and truncates subnormals: here both
-   round to nearest, ties to even (torch's conversions), saturating for fp8 as NVIDIA's instructions
-   do; rtz truncates.
+2. Conversion from fp32 to bfloat16 truncates, and conversion to fp8 rounds ties away and truncates subnormals: here
+   both round to nearest, ties to even (torch's conversions), saturating for fp8 as NVIDIA's instructions do; rtz
+   truncates.
 3. `tl.dot` on bfloat16 multiplies the integers, and on fp8 decodes no NaN: operands are decoded first.
 4. Float to integer conversion of bfloat16, and integer to bfloat16, copy bits: they convert values.
 5. Sums, extrema and scans of bfloat16 are numpy's over the integers: the combine function runs element by element.

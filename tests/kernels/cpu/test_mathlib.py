@@ -15,8 +15,8 @@ import scipy.special as special
 import triton
 
 from braidwork.kernels.cpu.emit import Builder
-from braidwork.kernels.cpu.values import vtype
 from braidwork.kernels.cpu.mathlib import extern_call
+from braidwork.kernels.cpu.values import vtype
 
 from .harness import rng
 from .native import INF, NAN, NUMPY, WIDTHS, check, floats, function, libdevice
