@@ -3,15 +3,19 @@
 #   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu    take torch from another index (here: the small CPU build)
 #   make test PYTHON=python3.12 VENV=/elsewhere/venv              another interpreter, another place
 #   make test ARGS="-k spmm -x"                                   more arguments for the command that the target runs
+#   make test WORKERS=8                                           more processes (each takes up to 4 GiB)
 
 PYTHON      ?= python3
 VENV        ?= .venv
 TORCH_INDEX ?=
 ARGS        ?=
+WORKERS     ?= 2
 
 PY    := $(VENV)/bin/python
 PIP   := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.project-installed
+# Processes share the cores, so that threads which wait must sleep and not spin.
+PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --benchmark-skip
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -26,10 +30,10 @@ reproduce: $(READY) ## train on real graphs, beside the peers, and write results
 	$(PY) -m braidwork.experiments.reproduce $(ARGS)
 
 test: $(READY) ## what CI runs: all but the long sweeps; over 90% of the lines of kernels/
-	$(PY) -m pytest -m "not slow" --benchmark-skip --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(PYTEST) -m "not slow" --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 test-all: $(READY) ## every test, the long sweeps too
-	$(PY) -m pytest --benchmark-skip --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(PYTEST) --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 bench: $(READY) ## speed against the peers, interleaved in one process (pytest-benchmark)
 	$(PY) -m pytest tests/bench --benchmark-only $(ARGS)
