@@ -19,13 +19,13 @@ class _Prepared:
     """A compiled kernel with what it takes to run it on the CPU again."""
 
     def __init__(self, kernel: Any, compiled: Any):
-        from .cpu.driver import address, run
+        from .cpu.driver import UTILS, address, run
 
         launcher = compiled.run
         self.kernel = kernel  # kept, since the key holds its id
         self.compiled, self.packer, self.asserts = compiled, launcher.packer, launcher.asserts
         self.run, self.address = run, address
-        self.function = compiled.function
+        self.function = compiled.function or UTILS.address(launcher.object)
         # Positions of the arguments that the machine code takes: pointers, and numbers.
         self.takes = [(k, name, ty[0] == "*") for k, (name, ty) in enumerate(launcher.signature) if ty != "constexpr"]
 

@@ -103,6 +103,11 @@ def _initialize() -> None:
     llvm.set_option("", "-post-RA-scheduler=false")
 
 
+def digest(binary: bytes) -> str:
+    """The name of an object in this process."""
+    return hashlib.sha256(binary).hexdigest()
+
+
 @functools.cache
 def _fingerprint() -> str:
     """Changes whenever an object compiled before may be wrong: other sources, other libraries, another CPU."""
@@ -166,7 +171,7 @@ class CPUBackend(BaseBackend):
     def add_stages(self, stages: dict[str, Any], options: CPUOptions, language: Any = None) -> None:
         stages["ttir"] = lambda src, md: _ttir(src, md)
         stages["llir"] = lambda src, md: _llir(src, md, options)
-        stages["obj"] = lambda src, md: _obj(src)
+        stages["obj"] = lambda src, md: _obj(src, md)
 
 
 _IN_IR = {"fp16": "f16", "fp32": "f32", "fp64": "f64", "fp8e4b15": "f8E4M3B11FNUZ", "fp8e4b8": "f8E4M3FNUZ",
@@ -282,7 +287,7 @@ done:
     return "\n".join(lines)
 
 
-def _obj(llir: str) -> bytes:
+def _obj(llir: str, md: dict[str, Any]) -> bytes:
     import llvmlite.binding as llvm
 
     module = llvm.parse_assembly(llir)
@@ -291,4 +296,6 @@ def _obj(llir: str) -> bytes:
     builder = llvm.create_pass_builder(target_machine(), options)
     builder.getModulePassManager().run(module, builder)
     # The time of good code generation grows faster than the code: tiles far beyond the registers do without.
-    return target_machine(3 if len(str(module)) < LARGE else 0).emit_object(module)
+    binary = target_machine(3 if len(str(module)) < LARGE else 0).emit_object(module)
+    md["object"] = digest(binary)
+    return binary

@@ -17,7 +17,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from .compiler import ARGUMENTS, CHUNK, ERROR, GRID, NEXT, TOTAL, host, require, target_machine
+from .compiler import ARGUMENTS, CHUNK, ERROR, GRID, NEXT, TOTAL, digest, host, require, target_machine
 
 _ALIGN = 64
 _CHUNKS = 16  # pieces of the grid for each thread: fewer would leave threads idle at the end
@@ -50,28 +50,46 @@ def _openmp() -> Callable[..., None] | None:
 
 
 class Utils:
-    """What Triton asks of a driver about binaries and the device."""
+    """What Triton asks of a driver about binaries and the device.
+
+    An object is linked once and stays. Triton takes no lock here: two threads that launch a new kernel both load it,
+    and the second to come may launch before the first has stored the address.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._linked: dict[str, tuple[Any, int]] = {}  # engine, which owns the code, and address of the function
+        self._changed = threading.Condition()
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, int, int, int, int]:
         """Link an object into this process. Returns (module, address, registers, spills, most threads)."""
         import llvmlite.binding as llvm
 
-        with self._lock:
-            machine = target_machine()
-            llvm.load_library_permanently("libm.so.6")
-            engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-            engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
-            engine.finalize_object()
-            return engine, engine.get_function_address(name), 0, 0, 1 << 30
+        key = digest(binary)
+        with self._changed:
+            if key not in self._linked:
+                machine = target_machine()
+                llvm.load_library_permanently("libm.so.6")
+                engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+                engine.add_object_file(llvm.ObjectFileRef.from_data(binary))
+                engine.finalize_object()
+                self._linked[key] = engine, engine.get_function_address(name)
+                self._changed.notify_all()
+            return (*self._linked[key], 0, 0, 1 << 30)
+
+    def address(self, key: str) -> int:
+        """The function of an object that another thread is about to link."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._linked)
+            return self._linked[key][1]
 
     def unload_module(self, module: Any) -> None:
-        """The engine frees its code when the last kernel that refers to it is gone."""
+        """Nothing: another thread may be running it."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": 1 << 30, "multiprocessor_count": torch.get_num_threads(), "warpSize": 1}
+
+
+UTILS = Utils()
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -189,10 +207,10 @@ class CPULauncher:
         names = src.fn.arg_names if hasattr(src, "fn") else [str(k) for k in src.signature]
         self.signature = list(zip(names, src.signature.values()))
         self.packer = Packer(self.signature)
-        self.asserts = metadata.asserts
+        self.asserts, self.object = metadata.asserts, metadata.object
 
     def __call__(
-        self, grid0: int, grid1: int, grid2: int, stream: int, function: int, kernel_metadata: Any,
+        self, grid0: int, grid1: int, grid2: int, stream: int, function: int | None, kernel_metadata: Any,
         launch_metadata: Any, enter_hook: Any, exit_hook: Any, *args: Any,
     ) -> None:  # fmt: skip
         if enter_hook is not None:
@@ -200,6 +218,8 @@ class CPULauncher:
         values: list[Any] = []
         for (name, ty), arg in zip(self.signature, args):
             self._flatten(name, ty, arg, values)
+        if function is None:
+            function = UTILS.address(self.object)
         run(function, self.packer, values, (grid0, grid1, grid2), self.asserts)
         if exit_hook is not None:
             exit_hook(launch_metadata)
@@ -254,10 +274,7 @@ class CPUDriver(DriverBase):
     """The CPU as a device of Triton; active where no GPU's driver is."""
 
     launcher_cls = CPULauncher
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.utils = Utils()
+    utils = UTILS
 
     @staticmethod
     def is_active() -> bool:
