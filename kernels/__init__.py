@@ -16,10 +16,11 @@ def _register_cpu_backend() -> None:
     from triton.backends import Backend, backends
 
     from .cpu.compiler import CPUBackend
-    from .cpu.driver import CPUDriver
+    from .cpu.driver import CPUDriver, parse_in_turns
 
     if "cpu" not in backends and os.environ.get("TRITON_INTERPRET", "0") != "1" and CPUDriver.is_active():
         backends["cpu"] = Backend(compiler=CPUBackend, driver=CPUDriver)
+        parse_in_turns()
 
 
 _register_cpu_backend()

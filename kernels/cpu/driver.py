@@ -92,6 +92,22 @@ class Utils:
 UTILS = Utils()
 
 
+def parse_in_turns() -> None:
+    """Let one thread at a time parse a kernel's source, as the first launch does: `ast.parse` of CPython 3.11 keeps its
+    state in one place for all threads, and fails with a SystemError when two are in it.
+    """
+    from triton.runtime.jit import JITCallable
+
+    parse, lock = JITCallable.parse, threading.Lock()
+
+    @functools.wraps(parse)
+    def locked(self: Any) -> Any:
+        with lock:
+            return parse(self)
+
+    JITCallable.parse = locked
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------------
 _FORMATS = {"i1": "?7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q", "u1": "?7x", "u8": "B7x", "u16": "H6x",
             "u32": "I4x", "u64": "Q", "fp16": "e6x", "bf16": "H6x", "fp32": "f4x", "fp64": "d"}  # fmt: skip
