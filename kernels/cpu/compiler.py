@@ -16,6 +16,8 @@ from typing import Any
 from triton._C.libtriton import ir, passes
 from triton.backends.compiler import BaseBackend, GPUTarget
 
+from . import host
+
 TRITON = "3.9"
 FP8 = ("fp8e4b15", "fp8e4b8", "fp8e4nv", "fp8e5", "fp8e5b16")
 PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
@@ -73,23 +75,14 @@ def require() -> None:
         raise RuntimeError('running kernels on a CPU needs llvmlite: pip install "braidwork[cpu]"') from None
 
 
-@functools.cache
-def host() -> tuple[str, str]:
-    """Name and features of this CPU, as LLVM knows them."""
-    import llvmlite.binding as llvm
-
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-
-
 def target_machine(level: int = 3) -> Any:
     """A code generator for this CPU. One for each use: they must not be shared between threads."""
     import llvmlite.binding as llvm
 
     _initialize()
-    name, features = host()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
-        cpu=name, features=features, opt=level, reloc="pic", codemodel="jitdefault", jit=True
+        cpu=host.name(), features=host.feature_string(), opt=level, reloc="pic", codemodel="jitdefault", jit=True
     )
 
 
@@ -111,7 +104,7 @@ def digest(binary: bytes) -> str:
 @functools.cache
 def _fingerprint() -> str:
     """Changes whenever an object compiled before may be wrong: other sources, other libraries, another CPU."""
-    text = [metadata.version("triton"), metadata.version("llvmlite"), *host()]
+    text = [metadata.version("triton"), metadata.version("llvmlite"), host.name(), host.feature_string()]
     text += [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()
 
@@ -213,7 +206,7 @@ def _llir(module: Any, md: dict[str, Any], options: CPUOptions) -> str:
     lowered = lower_module(str(module), options.enable_fp_fusion)
     md["params"] = [storage(ty.elt) for ty in lowered.params]
     md["asserts"] = lowered.asserts
-    bits = 512 if "+avx512f" in host()[1] else 256  # LLVM would take half of an AVX-512 register by itself
+    bits = 512 if host.features().get("avx512f") else 256  # LLVM would take half of an AVX-512 register by itself
     width = f'"prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
     attributes = f"attributes #0 = {{ alwaysinline {width} }}\nattributes #1 = {{ {width} }}\n"
     return lowered.text + _worker(lowered.name, md["params"]) + attributes

@@ -13,11 +13,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from .convert import convert
 from .elementwise import apply
+from .host import features
 from .lanes import Lanes
 from .lower import Lowering, lowers
 from .memory import consecutive
@@ -60,10 +60,9 @@ def _matrices(L: Lowering, t: Tensor) -> list[_Matrix]:
 @functools.cache
 def _registers() -> tuple[int, int]:
     """The vector registers of this CPU: (bytes of one, how many)."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    if features().get("avx512f"):
         return 64, 32
-    return (32, 16) if features.get("avx2") else (16, 32 if features.get("neon") else 16)
+    return (32, 16) if features().get("avx2") else (16, 32 if features().get("neon") else 16)
 
 
 def _register_tile(M: int, N: int, elt: str) -> tuple[int, int]:

@@ -17,7 +17,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from .compiler import ARGUMENTS, CHUNK, ERROR, GRID, NEXT, TOTAL, digest, host, require, target_machine
+from . import host
+from .compiler import ARGUMENTS, CHUNK, ERROR, GRID, NEXT, TOTAL, digest, require, target_machine
 
 _ALIGN = 64
 _CHUNKS = 16  # pieces of the grid for each thread: fewer would leave threads idle at the end
@@ -300,7 +301,7 @@ class CPUDriver(DriverBase):
 
     def get_current_target(self) -> GPUTarget:
         require()
-        return GPUTarget("cpu", host()[0], 1)
+        return GPUTarget("cpu", host.name(), 1)
 
     def get_current_device(self) -> int:
         return 0

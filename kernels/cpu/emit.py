@@ -7,7 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from .values import Literal, Row, Tensor, in_memory, is_float, pointee, size_of, storage, vtype, width, wrap, wrap_all
+from .values import (
+    Literal,
+    Row,
+    Tensor,
+    in_memory,
+    is_float,
+    mangle,
+    pointee,
+    size_of,
+    storage,
+    vtype,
+    width,
+    wrap,
+    wrap_all,
+)
 
 
 class Builder:
@@ -19,10 +33,12 @@ class Builder:
         self.allocas: list[str] = []
         self.declares: set[str] = set()
         self.globals: list[str] = []
+        self.metadata: list[str] = []
         self.count = 0
         self.block = "entry"
         self.scopes: list[dict] = [{}]
         self.literals: dict[tuple, Row] = {}
+        self.fulls: dict[int, tuple[Row, Callable[[], str]]] = {}  # a quicker way to `full`, by the id of a row
 
     # -- names, blocks, raw instructions
     def name(self, hint: str = "v") -> str:
@@ -306,8 +322,8 @@ class Builder:
         self.call("void", "llvm.memset.p0.i64", f"ptr {buf}, i8 0, i64 {count * size_of(elt)}, i1 false")
         return buf
 
-    def loop(self, count: Literal, body: Callable[[str], None]) -> None:
-        """`for i in range(count): body(i)` with an i64 counter."""
+    def loop(self, count: Literal, body: Callable[[str], None], small: bool = False) -> None:
+        """`for i in range(count): body(i)` with an i64 counter. `small`: neither unrolled nor vectorised."""
         head, inside, done = self.label("head"), self.label("body"), self.label("done")
         before, i, nxt = self.block, self.name("i"), self.name("i")
         self.br(head)
@@ -321,8 +337,42 @@ class Builder:
         self.pop()
         self.do(f"{nxt} = add nuw i64 {i}, 1")
         self.lines.insert(slot, f"  {i} = phi i64 [0, %{before}], [{nxt}, %{self.block}]")
-        self.br(head)
+        self.do(f"br label %{head}{self.kept_small() if small else ''}")
         self.start(done)
+
+    def kept_small(self) -> str:
+        """What the last branch of a loop carries so that LLVM leaves it as it is."""
+        if not self.metadata:
+            self.metadata = ['!0 = !{!"llvm.loop.unroll.disable"}', '!1 = !{!"llvm.loop.vectorize.enable", i1 false}']
+        number = len(self.metadata)
+        self.metadata.append(f"!{number} = distinct !{{!{number}, !0, !1}}")
+        return f", !llvm.loop !{number}"
+
+    def either(
+        self, cond: str, yes: Callable[[], list[str]], no: Callable[[], list[str]], types: Sequence[str]
+    ) -> list[str]:
+        """Values of `types`: those that `yes()` makes if `cond`, else those of `no()`."""
+        labels, after, ends = (self.label("then"), self.label("else")), self.label("after"), []
+        self.cond_br(cond, *labels)
+        for label, make in zip(labels, (yes, no)):
+            self.start(label)
+            self.push()
+            values = make()
+            self.pop()
+            ends.append((self.block, values))
+            self.br(after)
+        self.start(after)
+        (a, of_a), (b, of_b) = ends
+        return [self.emit(f"phi {ty} [{x}, %{a}], [{y}, %{b}]") for ty, x, y in zip(types, of_a, of_b)]
+
+    def full(self, mask: Row) -> str:
+        """Whether all elements of a row of booleans hold, as a scalar."""
+        if mask.uniform:
+            return self.scalar(mask)
+        if id(mask) in self.fulls:
+            return self.fulls[id(mask)][1]()
+        ty = vtype("i1", mask.n)
+        return self.call("i1", f"llvm.vector.reduce.and.{mangle('i1', mask.n)}", f"{ty} {self.vec(mask)}")
 
     def when(self, cond: str, body: Callable[[], None]) -> None:
         """`if cond: body()`."""

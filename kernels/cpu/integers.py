@@ -155,7 +155,11 @@ def _integer(L: Lowering, op: Op, *args: Tensor) -> Tensor:
     def fn(L: Lowering, rows: tuple[Row, ...], n: int) -> Row | str:
         if fold is not None and all(r.literal for r in rows):
             return L.with_offs(n, rows[0].elt, 0, fold(*(r.constants() for r in rows)))
-        return emit(L, rows, n)
+        out = emit(L, rows, n)
+        if op.name == "arith.andi" and args[0].elt == "i1" and isinstance(out, str) and n > 1:
+            out = Row(n, "i1", vec=out)
+            L.fulls[id(out)] = out, lambda: L.emit(f"and i1 {L.full(rows[0])}, {L.full(rows[1])}")
+        return out
 
     return apply(L, op.name, args[0].elt, fn, *args)
 
@@ -193,7 +197,15 @@ def _cmpi(L: Lowering, op: Op, a: Tensor, b: Tensor) -> Tensor:
             test = {"eq": np.equal, "ne": np.not_equal, "slt": np.less, "sle": np.less_equal,
                     "sgt": np.greater, "sge": np.greater_equal}[predicate]  # fmt: skip
             return L.with_offs(n, "i1", 0, test(x.constants(), y.constants()).astype(np.int64))
-        return L.emit(f"icmp {predicate} {vtype(x.elt, n)} {L.vec(x)}, {L.vec(y)}")
+        out = Row(n, "i1", vec=L.emit(f"icmp {predicate} {vtype(x.elt, n)} {L.vec(x)}, {L.vec(y)}"))
+        if predicate in ("slt", "sle") and n > 1 and x.affine and y.uniform and INT_BITS[x.elt] <= 32:
+            # All below: the last one is, computed in 64 bits, in which nothing wraps.
+            def full() -> str:
+                low, high = (L.emit(f"sext {x.elt} {L.text(r.base, r.elt)} to i64") for r in rows)  # type: ignore
+                return L.emit(f"icmp {predicate} i64 {L.emit(f'add i64 {low}, {int(x.offsets().max())}')}, {high}")
+
+            L.fulls[id(out)] = out, full
+        return out
 
     return apply(L, (op.name, predicate), "i1", fn, a, b)
 

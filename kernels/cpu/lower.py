@@ -408,7 +408,18 @@ PROGRAM = ["pid0", "pid1", "pid2", "grid0", "grid1", "grid2"]
 def lower_module(ttir: str, fp_fusion: bool) -> Lowered:
     """Lower the printed TTIR of one kernel. Raises UnsupportedOp, naming the operation and its source line."""
     # The entries of OPS. Imported here, since each of these files imports this one.
-    from . import casts, constants, dot, elementwise, integers, memory, reduce, shapes  # noqa: F401
+    from . import (  # noqa: F401
+        atomics,
+        casts,
+        constants,
+        debug,
+        dot,
+        elementwise,
+        integers,
+        memory,
+        reduce,
+        shapes,
+    )
 
     funcs = parse(ttir)
     kernel = next(f for f in funcs if f.public)
@@ -421,5 +432,5 @@ def lower_module(ttir: str, fp_fusion: bool) -> Lowered:
     params += [f"i32 %{p}" for p in PROGRAM] + ["ptr %error"]
     body = [f'define internal void @"{kernel.name}.body"({", ".join(params)}) #0 {{', "entry:"]
     body += L.allocas + L.lines + ["  ret void", "}"]
-    text = "\n".join([*L.globals, *sorted(L.declares), *body, ""])
+    text = "\n".join([*L.globals, *sorted(L.declares), *body, *L.metadata, ""])
     return Lowered(kernel.name, text, [ty for _, ty in kernel.args], L.asserts)

@@ -1,21 +1,24 @@
-"""Loads, stores and atomics, program ids, device_print and device_assert.
+"""Loads and stores, and program ids.
 
 A load or store whose addresses are consecutive is one (masked) vector access; equal addresses are one scalar access;
 only the rest is a gather or scatter. Masked-off lanes never touch memory, and read as `other` or else as 0.
+
+Where the CPU has no masked access of a kind, LLVM would write a branch for every lane. There the code asks once whether
+all lanes are on, which in most programs they are, and does without masks then; else it loops over the lanes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from .convert import convert
 from .elementwise import level, spread
+from .host import features
 from .lower import Lowering, lowers
-from .ttir import Op, Type
-from .values import Row, Tensor, in_memory, mangle, size_of, storage, vtype, width
+from .ttir import Op
+from .values import Row, Tensor, in_memory, mangle, pointee, size_of, storage, vtype
 
 AXIS = {"x": 0, "y": 1, "z": 2}
 
@@ -30,9 +33,47 @@ def _num_programs(L: Lowering, op: Op) -> Tensor:
     return Tensor((), "i32", [Row(1, "i32", base=f"%grid{AXIS[op.text.split()[0]]}")], 1)
 
 
-# -- loads and stores --------------------------------------------------------------------------------------------------
+# -- what the CPU can do -----------------------------------------------------------------------------------------------
 def consecutive(row: Row) -> bool:
     return row.offs is not None and bool((np.diff(row.offs) == 1).all())
+
+
+def all_true(mask: Row | None) -> bool:
+    return mask is None or (mask.literal and bool(mask.constants().all()))
+
+
+def _native(kind: str, elt: str) -> bool:
+    """Whether the CPU has masked instructions for an access ("load", "store", "gather", "scatter") to elements."""
+    cpu, wide = features(), size_of(elt) >= 4
+    if kind in ("gather", "scatter"):
+        return wide and bool(cpu.get("avx512f") or (kind == "gather" and cpu.get("avx2")))
+    # AVX2 has masked stores too, but on some CPUs they take tens of cycles.
+    return bool(cpu.get("avx512bw") or (wide and (cpu.get("avx512f") or (kind == "load" and cpu.get("avx2")))))
+
+
+class Access(NamedTuple):
+    """A row of a load or store."""
+
+    ptr: Row
+    mask: Row | None
+    data: Row | None  # what is stored, or what masked-off lanes read
+    elt: str
+
+    @property
+    def never(self) -> bool:
+        return self.mask is not None and self.mask.literal and not self.mask.constants().any()
+
+    @property
+    def single(self) -> bool:
+        """One element, however many lanes want it."""
+        return self.ptr.n == 1 or (self.ptr.uniform and (all_true(self.mask) or self.mask.uniform))  # type: ignore
+
+    def lanewise(self, near: str, far: str) -> bool:
+        """Whether lanes would have to be handled one by one (`near`, `far`: the kinds of access)."""
+        kind = near if consecutive(self.ptr) else far
+        if all_true(self.mask):
+            return kind == "scatter" and self.ptr.n > 8 and not _native(kind, self.elt)
+        return not _native(kind, self.elt)
 
 
 def _zero(elt: str, n: int) -> str:
@@ -41,352 +82,224 @@ def _zero(elt: str, n: int) -> str:
     return {"float": "0.0", "double": "0.0", "ptr": "null"}.get(storage(elt), "0")
 
 
-def all_true(mask: Row | None) -> bool:
-    return mask is None or (mask.literal and bool(mask.constants().all()))
+def _rest(L: Lowering, a: Access) -> str:
+    """What masked-off lanes read."""
+    return L.to_memory(a.data) if a.data is not None else _zero(in_memory(a.elt), a.ptr.n)
 
 
-def _load_row(L: Lowering, ptr: Row, mask: Row | None, other: Row | None, elt: str) -> Row:
-    n, mem, align = ptr.n, in_memory(elt), size_of(elt)
-    if mask is not None and mask.literal and not mask.constants().any():
-        return other if other is not None else L.from_memory(_zero(mem, n), elt, n)
-    full = all_true(mask)
-    if n == 1 or (ptr.uniform and (full or mask.uniform)):  # type: ignore[union-attr]
-        return spread(L, _load_scalar(L, ptr, None if full else mask, other, elt), n)
+def _full(L: Lowering, accesses: list[Access]) -> str:
+    """Whether all lanes are on in all rows."""
+    out = "true"
+    for mask in {id(a.mask): a.mask for a in accesses if not all_true(a.mask)}.values():
+        assert mask is not None
+        out = L.emit(f"and i1 {out}, {L.full(mask)}")
+    return out
+
+
+def _address(L: Lowering, ptr: Row) -> str:
+    """The address of the first of consecutive elements."""
+    assert ptr.offs is not None
+    return L.scalar(L.shifted(ptr, int(ptr.offs[0])))
+
+
+def _lanes(L: Lowering, rows: list[Access], access: Callable[[str, str], None]) -> None:
+    """Call `access(i, address)` in a loop over the lanes that are on; i counts the lanes of all rows."""
+    n, elt = rows[0].ptr.n, rows[0].ptr.elt
+    on = L.with_offs(n, "i1", 1, np.zeros(n))
+    masks = None
+    if not all(all_true(a.mask) for a in rows):
+        masks = L.spill(Tensor((len(rows) * n,), "i1", [a.mask or on for a in rows], n))
+
+    def one(i: str, at: Callable[[], str]) -> None:
+        if masks is None:
+            access(i, at())
+        else:
+            L.when(L.vec(L.peek(masks, "i1", i)), lambda: access(i, at()))
+
+    if consecutive(rows[0].ptr):
+        firsts = L.spill(Tensor((len(rows),), elt, [Row(1, elt, vec=_address(L, a.ptr)) for a in rows], 1))
+
+        def row(r: str) -> None:
+            first, start = L.vec(L.peek(firsts, elt, r)), L.emit(f"mul i64 {r}, {n}")
+
+            def lane(k: str) -> None:
+                i = L.emit(f"add i64 {start}, {k}")
+                one(i, lambda: L.emit(f"getelementptr {pointee(elt)}, ptr {first}, i64 {k}"))
+
+            L.loop(n, lane, small=True)
+
+        L.loop(len(rows), row, small=True)
+    else:
+        pointers = L.spill(Tensor((len(rows) * n,), elt, [a.ptr for a in rows], n))
+        L.loop(len(rows) * n, lambda i: one(i, lambda: L.vec(L.peek(pointers, elt, i))), small=True)
+
+
+def _by_kind(rows: list[Access]) -> list[list[Access]]:
+    near, far = ([a for a in rows if consecutive(a.ptr) == want] for want in (True, False))
+    return [group for group in (near, far) if group]
+
+
+# -- loads -------------------------------------------------------------------------------------------------------------
+def _load_vector(L: Lowering, a: Access, masked: bool) -> str:
+    """One vector of memory."""
+    n, mem, align = a.ptr.n, in_memory(a.elt), size_of(a.elt)
     ty = vtype(mem, n)
-    if consecutive(ptr):
-        at = L.scalar(L.shifted(ptr, int(ptr.offs[0])))  # type: ignore[index]
-        if full:
-            return L.from_memory(L.emit(f"load {ty}, ptr {at}, align {align}"), elt, n)
-        rest = L.to_memory(other) if other is not None else _zero(mem, n)
-        args = f"ptr align {align} {at}, {vtype('i1', n)} {L.vec(mask)}, {ty} {rest}"  # type: ignore[arg-type]
-        return L.from_memory(L.call(ty, f"llvm.masked.load.{mangle(mem, n)}.p0", args), elt, n)
-    where = "splat (i1 true)" if full else L.vec(mask)  # type: ignore[arg-type]
-    rest = L.to_memory(other) if other is not None else _zero(mem, n)
-    args = f"<{n} x ptr> align {align} {L.vec(ptr)}, <{n} x i1> {where}, {ty} {rest}"
-    return L.from_memory(L.call(ty, f"llvm.masked.gather.{mangle(mem, n)}.v{n}p0", args), elt, n)
+    if consecutive(a.ptr):
+        at = _address(L, a.ptr)
+        if not masked:
+            return L.emit(f"load {ty}, ptr {at}, align {align}")
+        args = f"ptr align {align} {at}, {vtype('i1', n)} {L.vec(a.mask)}, {ty} {_rest(L, a)}"  # type: ignore[arg-type]
+        return L.call(ty, f"llvm.masked.load.{mangle(mem, n)}.p0", args)
+    where = L.vec(a.mask) if masked else "splat (i1 true)"  # type: ignore[arg-type]
+    args = f"<{n} x ptr> align {align} {L.vec(a.ptr)}, <{n} x i1> {where}, {ty} {_rest(L, a) if masked else 'poison'}"
+    return L.call(ty, f"llvm.masked.gather.{mangle(mem, n)}.v{n}p0", args)
 
 
-def _load_scalar(L: Lowering, ptr: Row, mask: Row | None, other: Row | None, elt: str) -> Row:
+def _load_lanes(L: Lowering, rows: list[Access]) -> list[str]:
+    """One vector of memory for each row, read lane by lane."""
+    values: dict[int, str] = {}
+    for group in _by_kind(rows):
+        n, mem = group[0].ptr.n, storage(in_memory(group[0].elt))
+        buf = L.alloca(mem, len(group) * n)
+        places = [L.emit(f"getelementptr {mem}, ptr {buf}, i64 {k * n}") for k in range(len(group))]
+        for a, place in zip(group, places):
+            L.do(f"store {vtype(in_memory(a.elt), n)} {_rest(L, a)}, ptr {place}, align {size_of(a.elt)}")
+
+        def read(i: str, at: str, mem: str = mem, buf: str = buf, align: int = size_of(group[0].elt)) -> None:
+            v = L.emit(f"load {mem}, ptr {at}, align {align}")
+            L.do(f"store {mem} {v}, ptr {L.emit(f'getelementptr {mem}, ptr {buf}, i64 {i}')}, align {align}")
+
+        _lanes(L, group, read)
+        for a, place in zip(group, places):
+            values[id(a)] = L.emit(f"load {vtype(in_memory(a.elt), n)}, ptr {place}, align {size_of(a.elt)}")
+    return [values[id(a)] for a in rows]
+
+
+def _load_scalar(L: Lowering, a: Access) -> Row:
     """One element. Without a branch: where the mask is off, a zero on the stack is read."""
-    mem, at = in_memory(elt), L.text(ptr.base, ptr.elt)  # type: ignore[arg-type]
-    if mask is None:
+    elt, mem, at = a.elt, in_memory(a.elt), L.text(a.ptr.base, a.ptr.elt)  # type: ignore[arg-type]
+    if all_true(a.mask):
         return L.from_memory(L.emit(f"load {storage(mem)}, ptr {at}, align {size_of(elt)}"), elt, 1)
-    on = L.text(mask.base, "i1")  # type: ignore[arg-type]
+    on = L.text(a.mask.base, "i1")  # type: ignore[union-attr, arg-type]
     safe = L.emit(f"select i1 {on}, ptr {at}, ptr {L.zeros()}")
     row = L.from_memory(L.emit(f"load {storage(mem)}, ptr {safe}, align {size_of(elt)}"), elt, 1)
-    if other is None or other.base in (0, "0x0000000000000000"):
-        return row
-    ty = storage(elt)
-    v = L.emit(f"select i1 {on}, {ty} {L.vec(row)}, {ty} {L.text(other.base, elt)}")  # type: ignore[arg-type]
-    return Row(1, elt, vec=v)
+    if a.data is None or a.data.base in (0, "0x0000000000000000"):
+        return spread(L, row, a.ptr.n)
+    n, ty = a.ptr.n, vtype(elt, a.ptr.n)
+    if a.data.uniform:
+        ty = storage(elt)
+        v = L.emit(f"select i1 {on}, {ty} {L.vec(row)}, {ty} {L.text(a.data.base, elt)}")  # type: ignore[arg-type]
+        return Row(1, elt, vec=v)
+    return Row(n, elt, vec=L.emit(f"select i1 {on}, {ty} {L.vec(spread(L, row, n))}, {ty} {L.vec(a.data)}"))
 
 
 @lowers("tt.load")
 def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: Tensor | None = None) -> Tensor:
+    elt = op.types[0].elt
     given = level(L, [t for t in (ptr, mask, other) if t is not None])
     columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))
-    elt = op.types[0].elt
-    done: dict[tuple[int, ...], Row] = {}  # equal rows are read once
-    rows = []
-    for p, m, o in zip(*columns):
-        key = (id(p), id(m), id(o))
-        if key not in done:
-            L.breathe(len(done) * p.n)
-            if o is not None and not o.uniform and (p.n == 1 or p.uniform) and m is not None and m.uniform:
-                # The value differs by lane although the address does not.
-                read = _load_row(L, p, m, None, elt)
-                ty = vtype(elt, p.n)
-                v = L.emit(f"select i1 {L.text(m.base, 'i1')}, {ty} {L.vec(read)}, {ty} {L.vec(o)}")
-                done[key] = Row(p.n, elt, vec=v)
-            else:
-                done[key] = _load_row(L, p, m, o, elt)
-        rows.append(done[key])
-    out = Tensor(op.types[0].shape, elt, rows, given[0].w)
+    keys = [tuple(map(id, row)) for row in zip(*columns)]
+    wanted = {key: Access(*row, elt) for key, row in zip(keys, zip(*columns))}  # equal rows are read once
+    done: dict[tuple[int, ...], Row] = {}
+    hard: list[tuple[tuple[int, ...], Access]] = []
+    for key, a in wanted.items():
+        n = a.ptr.n
+        if a.never:
+            done[key] = a.data if a.data is not None else L.from_memory(_zero(in_memory(elt), n), elt, n)
+        elif a.single:
+            done[key] = spread(L, _load_scalar(L, a), n)
+        elif a.lanewise("load", "gather"):
+            hard.append((key, a))
+        else:
+            L.breathe(len(done) * n)
+            done[key] = L.from_memory(_load_vector(L, a, not all_true(a.mask)), elt, n)
+    if hard:
+        texts = L.either(
+            _full(L, [a for _, a in hard]),
+            lambda: [_load_vector(L, a, False) for _, a in hard],
+            lambda: _load_lanes(L, [a for _, a in hard]),
+            [vtype(in_memory(elt), a.ptr.n) for _, a in hard],
+        )
+        done.update({key: L.from_memory(v, elt, a.ptr.n) for (key, a), v in zip(hard, texts)})
+    out = Tensor(op.types[0].shape, elt, [done[key] for key in keys], given[0].w)
     if all(all_true(m) for m in columns[1]):
         L.loads[id(out)] = (out, given[0].rows, L.epoch)
     return out
 
 
-def _store_row(L: Lowering, ptr: Row, value: Row, mask: Row | None) -> None:
-    n, mem, align = ptr.n, in_memory(value.elt), size_of(value.elt)
-    if mask is not None and mask.literal and not mask.constants().any():
-        return
-    full = all_true(mask)
-    if n == 1 or (ptr.uniform and value.uniform and (full or mask.uniform)):  # type: ignore[union-attr]
-        if n > 1:
-            value = Row(1, value.elt, base=value.base)
-        text, at = L.to_memory(value), L.text(ptr.base, ptr.elt)  # type: ignore[arg-type]
+# -- stores ------------------------------------------------------------------------------------------------------------
+def _store_vector(L: Lowering, a: Access, masked: bool) -> None:
+    assert a.data is not None
+    n, mem, align, text = a.ptr.n, in_memory(a.elt), size_of(a.elt), L.to_memory(a.data)
+    ty = vtype(mem, n)
+    where = L.vec(a.mask) if masked else "splat (i1 true)"  # type: ignore[arg-type]
+    if not consecutive(a.ptr):
+        args = f"{ty} {text}, <{n} x ptr> align {align} {L.vec(a.ptr)}, <{n} x i1> {where}"
+        L.call("void", f"llvm.masked.scatter.{mangle(mem, n)}.v{n}p0", args)
+    elif masked:
+        args = f"{ty} {text}, ptr align {align} {_address(L, a.ptr)}, <{n} x i1> {where}"
+        L.call("void", f"llvm.masked.store.{mangle(mem, n)}.p0", args)
+    else:
+        L.do(f"store {ty} {text}, ptr {_address(L, a.ptr)}, align {align}")
 
-        def write() -> None:
-            L.do(f"store {storage(mem)} {text}, ptr {at}, align {align}")
 
-        if full:
-            write()
-        else:
-            L.when(L.text(mask.base, "i1"), write)  # type: ignore[union-attr, arg-type]
-        return
-    ty, text = vtype(mem, n), L.to_memory(value)
-    if consecutive(ptr):
-        at = L.scalar(L.shifted(ptr, int(ptr.offs[0])))  # type: ignore[index]
-        if full:
-            L.do(f"store {ty} {text}, ptr {at}, align {align}")
-        else:
-            args = f"{ty} {text}, ptr align {align} {at}, {vtype('i1', n)} {L.vec(mask)}"  # type: ignore[arg-type]
-            L.call("void", f"llvm.masked.store.{mangle(mem, n)}.p0", args)
-        return
-    where = "splat (i1 true)" if full else L.vec(mask)  # type: ignore[arg-type]
-    args = f"{ty} {text}, <{n} x ptr> align {align} {L.vec(ptr)}, <{n} x i1> {where}"
-    L.call("void", f"llvm.masked.scatter.{mangle(mem, n)}.v{n}p0", args)
+def _store_lanes(L: Lowering, rows: list[Access]) -> None:
+    for group in _by_kind(rows):
+        n, elt = group[0].ptr.n, group[0].elt
+        buf = L.spill(Tensor((len(group) * n,), elt, [a.data for a in group], n))  # type: ignore[misc]
+
+        def write(
+            i: str, at: str, buf: str = buf, mem: str = storage(in_memory(elt)), align: int = size_of(elt)
+        ) -> None:
+            v = L.emit(f"load {mem}, ptr {L.emit(f'getelementptr {mem}, ptr {buf}, i64 {i}')}, align {align}")
+            L.do(f"store {mem} {v}, ptr {at}, align {align}")
+
+        _lanes(L, group, write)
+
+
+def _store_scalar(L: Lowering, a: Access) -> None:
+    assert a.data is not None
+    data = a.data if a.data.n == 1 else Row(1, a.elt, base=a.data.base)
+    text, at = L.to_memory(data), L.text(a.ptr.base, a.ptr.elt)  # type: ignore[arg-type]
+
+    def write() -> None:
+        L.do(f"store {storage(in_memory(a.elt))} {text}, ptr {at}, align {size_of(a.elt)}")
+
+    if all_true(a.mask):
+        write()
+    else:
+        L.when(L.text(a.mask.base, "i1"), write)  # type: ignore[union-attr, arg-type]
 
 
 @lowers("tt.store")
 def _store(L: Lowering, op: Op, ptr: Tensor, value: Tensor, mask: Tensor | None = None) -> None:
     given = level(L, [t for t in (ptr, value, mask) if t is not None])
     columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))
-    previous = None
-    for row in zip(*columns):
-        if row != previous:  # a broadcast store writes the same row many times
-            _store_row(L, *row)
-        previous = row
+    accesses: list[Access] = []
+    for p, v, m in zip(*columns):
+        a = Access(p, m, v, value.elt)
+        if not a.never and (not accesses or a != accesses[-1]):  # a broadcast store writes the same row many times
+            accesses.append(a)
+    vectors = [a for a in accesses if not (a.single and (a.ptr.n == 1 or a.data.uniform))]  # type: ignore[union-attr]
+    hard = [a for a in vectors if a.lanewise("store", "scatter")]
+    for a in accesses:
+        if a not in vectors:
+            _store_scalar(L, a)
+        elif a not in hard:
+            _store_vector(L, a, not all_true(a.mask))
+
+    def plain() -> list[str]:
+        rows = [Access(a.ptr, None, a.data, a.elt) for a in hard]
+        _store_lanes(L, [a for a in rows if a.lanewise("store", "scatter")])
+        for a in rows:
+            if not a.lanewise("store", "scatter"):
+                _store_vector(L, a, False)
+        return []
+
+    def lanes() -> list[str]:
+        _store_lanes(L, hard)
+        return []
+
+    if hard:
+        L.either(_full(L, hard), plain, lanes, [])
     L.epoch += 1
-
-
-# -- atomics -----------------------------------------------------------------------------------------------------------
-_RMW = {"fadd": "fadd", "add": "add", "and": "and", "or": "or", "xor": "xor", "exch": "xchg", "xchg": "xchg",
-        "max": "max", "min": "min", "umax": "umax", "umin": "umin"}  # fmt: skip
-_ORDER = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
-
-
-def _words(op: Op) -> list[str]:
-    return [w.strip() for w in op.text.split("%")[0].split(",") if w.strip()]
-
-
-def _each_lane(
-    L: Lowering, tensors: list[Tensor], mask: Tensor | None, elt: str, ty: Type, fn: Callable[[list[str]], str]
-) -> Tensor:
-    """Call `fn(lane values)` for each element where `mask` holds, in order; its results form a tensor (0 elsewhere)."""
-    given = level(L, tensors + ([mask] if mask is not None else []))
-    if ty.numel == 1 and mask is None:
-        return Tensor(ty.shape, elt, [Row(1, elt, vec=fn([L.vec(t.rows[0]) for t in given]))], 1)
-    result = L.zeroed(elt, ty.numel)
-    bufs = [L.spill(t) for t in given]
-
-    def lane(i: str) -> None:
-        def run() -> None:
-            lanes = [L.vec(L.peek(buf, t.elt, i)) for buf, t in zip(bufs, tensors)]
-            L.poke(result, i, Row(1, elt, vec=fn(lanes)))
-
-        if mask is None:
-            run()
-        else:
-            L.when(L.vec(L.peek(bufs[-1], "i1", i)), run)
-
-    L.loop(ty.numel, lane)
-    return L.reload(result, ty.shape, elt)
-
-
-def _atomic_update(L: Lowering, ptr: str, elt: str, fn: Callable[[str], str]) -> str:
-    """Replace the element at `ptr` by `fn(element)` in a compare-and-swap loop; returns what was there."""
-    ty = storage(elt)
-    first = L.emit(f"load atomic {ty}, ptr {ptr} monotonic, align {size_of(elt)}")
-    before, head, done, old = L.block, L.label("try"), L.label("swapped"), L.name("old")
-    L.br(head)
-    L.start(head)
-    slot = len(L.lines)
-    new = fn(old)
-    pair = L.emit(f"cmpxchg weak ptr {ptr}, {ty} {old}, {ty} {new} acq_rel monotonic, align {size_of(elt)}")
-    seen = L.emit(f"extractvalue {{ {ty}, i1 }} {pair}, 0")
-    ok = L.emit(f"extractvalue {{ {ty}, i1 }} {pair}, 1")
-    L.lines.insert(slot, f"  {old} = phi {ty} [{first}, %{before}], [{seen}, %{L.block}]")
-    L.cond_br(ok, done, head)
-    L.start(done)
-    return old
-
-
-@lowers("tt.atomic_rmw")
-def _atomic_rmw(L: Lowering, op: Op, ptr: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    kind, order, _ = _words(op)
-    elt, ty = value.elt, storage(value.elt)
-
-    def fn(lane: list[str]) -> str:
-        p, v = lane
-        if kind == "fadd" and ty not in ("float", "double"):
-
-            def add(old: str) -> str:
-                a, b = (convert(L, t, elt, "f32", 1) for t in (old, v))
-                return convert(L, L.emit(f"fadd float {a}, {b}"), "f32", elt, 1)
-
-            return _atomic_update(L, p, elt, add)
-        return L.emit(f"atomicrmw {_RMW[kind]} ptr {p}, {ty} {v} {_ORDER[order]}, align {size_of(elt)}")
-
-    out = _each_lane(L, [ptr, value], mask, elt, op.types[0], fn)
-    L.epoch += 1
-    return out
-
-
-@lowers("tt.atomic_cas")
-def _atomic_cas(L: Lowering, op: Op, ptr: Tensor, cmp: Tensor, value: Tensor) -> Tensor:
-    order = _ORDER[_words(op)[0]]
-    failure = {"acq_rel": "acquire", "release": "monotonic"}.get(order, order)
-    elt, bits = value.elt, f"i{8 * size_of(value.elt)}"
-
-    def fn(lane: list[str]) -> str:
-        p, c, v = lane
-        if storage(elt) in ("float", "double"):
-            c, v = (L.emit(f"bitcast {storage(elt)} {t} to {bits}") for t in (c, v))
-        pair = L.emit(f"cmpxchg ptr {p}, {bits} {c}, {bits} {v} {order} {failure}, align {size_of(elt)}")
-        old = L.emit(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
-        return old if storage(elt) == bits else L.emit(f"bitcast {bits} {old} to {storage(elt)}")
-
-    out = _each_lane(L, [ptr, cmp, value], None, elt, op.types[0], fn)
-    L.epoch += 1
-    return out
-
-
-@lowers("tt.atomic_load")
-def _atomic_load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None) -> Tensor:
-    elt, order = op.types[0].elt, _ORDER[_words(op)[0]]
-
-    def fn(lane: list[str]) -> str:
-        return L.emit(f"load atomic {storage(elt)}, ptr {lane[0]} {order}, align {size_of(elt)}")
-
-    L.epoch += 1  # it may stand for a wait on another program's stores
-    return _each_lane(L, [ptr], mask, elt, op.types[0], fn)
-
-
-@lowers("tt.atomic_store")
-def _atomic_store(L: Lowering, op: Op, ptr: Tensor, value: Tensor, mask: Tensor | None = None) -> None:
-    elt, order = value.elt, _ORDER[_words(op)[0]]
-
-    def fn(lane: list[str]) -> str:
-        L.do(f"store atomic {storage(elt)} {lane[1]}, ptr {lane[0]} {order}, align {size_of(elt)}")
-        return lane[1]
-
-    _each_lane(L, [ptr, value], mask, elt, Type(value.shape, elt), fn)
-    L.epoch += 1
-
-
-@lowers("tt.atomic_poll")
-def _atomic_poll(L: Lowering, op: Op, ptr: Tensor, expected: Tensor, *timeout: Tensor) -> Tensor:
-    if timeout or "timeout" in op.text:
-        raise L.unsupported(op, "with a timeout")
-    elt, order = expected.elt, _ORDER[_words(op)[0]]
-
-    def fn(lane: list[str]) -> str:
-        again, done = L.label("poll"), L.label("seen")
-        L.br(again)
-        L.start(again)
-        v = L.emit(f"load atomic {storage(elt)}, ptr {lane[0]} {order}, align {size_of(elt)}")
-        L.cond_br(L.emit(f"icmp eq {storage(elt)} {v}, {lane[1]}"), done, again)
-        L.start(done)
-        return v
-
-    _each_lane(L, [ptr, expected], None, elt, Type(ptr.shape, elt), fn)
-    L.epoch += 1
-    w = width(ptr.shape)
-    return Tensor(ptr.shape, "i1", [Row(w, "i1", base=1)] * (ptr.numel // w), w)
-
-
-@lowers("ttg.barrier", "gpu.barrier", "llvm.intr.assume")
-def _nothing(L: Lowering, op: Op, *args: Tensor) -> None:
-    """A program is one thread here, which has no one to wait for; assumptions are not used."""
-
-
-# -- debugging ---------------------------------------------------------------------------------------------------------
-def _string(L: Lowering, text: str) -> str:
-    """A global constant with the text, zero-terminated; returns its name."""
-    data = text.encode() + b"\0"
-    name = f"@text{len(L.globals)}"
-    body = "".join(chr(b) if 32 <= b < 127 and b not in (34, 92) else f"\\{b:02X}" for b in data)
-    L.globals.append(f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"')
-    return name
-
-
-def _unquote(text: str) -> str:
-    """The characters of a string as MLIR prints it."""
-    return re.sub(
-        r"\\([0-9A-Fa-f]{2}|.)", lambda m: chr(int(m.group(1), 16)) if len(m.group(1)) == 2 else m.group(1), text
-    )
-
-
-@lowers("tt.print")
-def _print(L: Lowering, op: Op, *args: Tensor) -> None:
-    m = re.search(r'"((?:[^"\\]|\\.)*)"', op.text)
-    prefix = _unquote(m.group(1)) if m else ""
-    hexadecimal = op.attr("hex") == "true"
-    signed = re.findall(r"-?\d+", (op.attr("isSigned") or "").removeprefix("array<i32"))
-    L.declares |= {"declare i32 @printf(ptr, ...)", "declare i32 @fflush(ptr)"}
-    pids = "i32 %pid0, i32 %pid1, i32 %pid2"
-    if not args:
-        fmt = _string(L, f"pid (%d, %d, %d){prefix.replace('%', '%%')}\n")
-        L.do(f"call i32 (ptr, ...) @printf(ptr {fmt}, {pids})")
-    for k, t in enumerate(args):
-        where = "".join(", %d" for _ in t.shape)
-        index = f" idx ({where[2:]})" if t.shape else ""
-        operand = f" (operand {k})" if len(args) > 1 else ""
-        is_signed = k < len(signed) and signed[k] != "0"
-        ty, spec = _printed(t.elt, hexadecimal, is_signed)
-        fmt = _string(L, f"pid (%d, %d, %d){index}{prefix.replace('%', '%%')}{operand.replace('%', '%%')}{spec}\n")
-
-        def show(position: str, v: str, t: Tensor = t, ty: str = ty, fmt: str = fmt, s: bool = is_signed) -> None:
-            coords, rest = [], position
-            for d in reversed(t.shape):
-                coords.append(L.emit(f"urem i64 {rest}, {d}"))
-                rest = L.emit(f"udiv i64 {rest}, {d}")
-            at = "".join(f", i32 {L.emit(f'trunc i64 {c} to i32')}" for c in reversed(coords))
-            L.do(f"call i32 (ptr, ...) @printf(ptr {fmt}, {pids}{at}, {ty} {_widest(L, v, t.elt, ty, s)})")
-
-        if t.numel == 1:
-            show("0", L.vec(L.lane(t.rows[0], 0)))
-        else:
-            buf = L.spill(t)
-
-            def element(i: str, buf: str = buf, t: Tensor = t, show: Callable = show) -> None:
-                show(i, L.vec(L.peek(buf, t.elt, i)))
-
-            L.loop(t.numel, element)
-    L.do("call i32 @fflush(ptr null)")
-
-
-def _printed(elt: str, hexadecimal: bool, signed: bool) -> tuple[str, str]:
-    """The C type to which an element is widened for printf, and its format."""
-    if elt.startswith("ptr"):
-        return "ptr", "%p"
-    if hexadecimal:
-        return "i64", f"0x%0{2 * size_of(elt)}llx"
-    if elt[0] in "fb":
-        return "double", "%f"
-    return "i64", "%lld" if signed else "%llu"
-
-
-def _widest(L: Lowering, v: str, elt: str, ty: str, signed: bool) -> str:
-    if ty == "ptr":
-        return v
-    if ty == "double":
-        return v if elt == "f64" else convert(L, v, elt, "f64", 1)
-    bits = f"i{8 * size_of(elt)}" if elt != "i1" else "i1"
-    if storage(elt) != bits:
-        v = L.emit(f"bitcast {storage(elt)} {v} to {bits}")
-    return v if bits == "i64" else L.emit(f"{'sext' if signed and elt != 'i1' else 'zext'} {bits} {v} to i64")
-
-
-@lowers("tt.assert")
-def _assert(L: Lowering, op: Op, cond: Tensor) -> None:
-    m = re.search(r'"((?:[^"\\]|\\.)*)"', op.text)
-    L.asserts.append(f"device_assert failed in kernel '{L.kernel}' at {op.loc}: {_unquote(m.group(1)) if m else ''}")
-    number = len(L.asserts)
-    ok: str | None = None
-    for row in dict.fromkeys(cond.rows):
-        v = L.vec(row)
-        one = (
-            v
-            if row.n == 1
-            else L.call("i1", f"llvm.vector.reduce.and.{mangle('i1', row.n)}", f"{vtype('i1', row.n)} {v}")
-        )
-        ok = one if ok is None else L.emit(f"and i1 {ok}, {one}")
-    good, bad = L.label("holds"), L.label("fails")
-    L.cond_br(str(ok), good, bad)
-    L.start(bad)
-    L.do(f"store atomic i32 {number}, ptr %error monotonic, align 4")
-    L.do("ret void")
-    L.start(good)
