@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,10 +51,16 @@ def _part(name: str, backend: str) -> str | None:
 
 
 def profile_parts(trainer: Trainer, steps: int = _PROFILED_STEPS) -> dict[str, float]:
-    """Seconds a step in the sparse products (forward, backward) and the dense ones, by torch's profiler."""
+    """Shares of a step's time in the sparse products (forward, backward), the dense ones and the rest; sum 1.
+
+    Shares and not seconds: the profiled steps are others than the timed ones, and the machine may be slower in them.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it logs its start and stop as if they were errors
+    begin = time.perf_counter()
     with torch.autograd.profiler.profile(use_kineto=False) as profiler:
         for _ in range(steps):
             trainer.step()
+        elapsed = time.perf_counter() - begin
     parts = dict.fromkeys(PARTS[:-1], 0.0)
     for event in profiler.function_events:
         part = _part(event.name, trainer.backend.name)
@@ -66,8 +74,8 @@ def profile_parts(trainer: Trainer, steps: int = _PROFILED_STEPS) -> dict[str, f
             continue  # counted with the operator that it is a step of
         if part == "spmm":
             part += "_backward" if any(name.startswith("autograd::engine") for name in above) else "_forward"
-        parts[f"{part}_s"] += event.cpu_time_total / 1e6 / steps
-    return parts
+        parts[f"{part}_s"] += event.cpu_time_total / 1e6 / elapsed
+    return parts | {PARTS[-1]: max(1.0 - sum(parts.values()), 0.0)}
 
 
 def run(context: Context) -> None:
@@ -94,8 +102,7 @@ def run(context: Context) -> None:
         _check_agreement(trainers)
         timing = compare({b: trainer.step for b, trainer in trainers.items()}, rounds=chosen["rounds"])
         for b, trainer in trainers.items():
-            parts = profile_parts(trainer)
-            parts["rest_s"] = max(timing[b].median_s - sum(parts.values()), 0.0)
+            parts = {part: share * timing[b].median_s for part, share in profile_parts(trainer).items()}
             results = {"epoch_s": timing[b].median_s, "samples_s": list(timing[b].samples_s), **parts}
             context.table.append(NAME, _identity(config, chosen, kind, b), results)
             context.progress.advance(1, f"{BACKENDS[b].label}, {kind} input: {milliseconds(timing[b].median_s)} ms")
@@ -174,8 +181,8 @@ def _caption(rows: Rows) -> str:
     return (
         f"One training epoch (forward, backward, Adam) of a {model['num_layers']}-layer GCN with "
         f"{model['hidden_channels']} hidden channels on {rows[0]['config']['dataset']}. Epochs are timed in turns in "
-        f"one process, {rows[0]['config']['rounds']} rounds; a bar is as long as the median, its parts come from a "
-        "profiled run of the same steps, and the rest is what remains: activation, dropout, loss, optimiser. Dense "
+        f"one process, {rows[0]['config']['rounds']} rounds; a bar is as long as the median, parted as a "
+        "profiled run of the same steps was, and the rest is what remains: activation, dropout, loss, optimiser. Dense "
         "input: the features times one seeded random matrix. The transposes and normalisation of peers are prepared "
         "beforehand."
     )

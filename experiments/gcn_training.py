@@ -10,6 +10,7 @@ from braidwork.models import BACKENDS
 
 from .datasets import DatasetError, load
 from .figures.gcn_training import accuracy_curves
+from .record import point_key
 from .settings import settings
 from .study import Context, Plot, Rows, Study, TableView
 from .tables import by, mean_and_deviation, milliseconds, times
@@ -49,20 +50,23 @@ def _run_seeds(context: Context, config: Mapping[str, Any], missing: Mapping[int
         for trainer in trainers[1:]:
             trainer.model.load_state_dict(trainers[0].model.state_dict())
         folder = context.table.path.parent / "checkpoints"
-        checkpoint = folder / f"{NAME}-{graph.name}-seed{seed}-{'-'.join(backends)}.pt"
+        points = [identity(config, seed, backend) for backend in backends]
+        checkpoint = folder / f"{point_key(NAME, {'points': points})}.pt"
+        if context.fresh:
+            checkpoint.unlink(missing_ok=True)
         done = 0
 
         def on_epoch(running: Sequence[Trainer], seed: int = seed) -> None:
             nonlocal done
             epoch = max(trainer.epoch for trainer in running)
-            note = ", ".join(f"{t.backend.label} {t.best['val_accuracy']:.1f}%" for t in running)
+            note = ", ".join(f"{t.backend.label} {t.best_so_far}" for t in running)
             context.progress.advance(epoch - done, f"seed {seed}: {note}")
             done = epoch
 
         train_in_turns(trainers, checkpoint, on_epoch)
         context.progress.advance(train.epochs - done)
-        for trainer in trainers:
-            context.table.append(NAME, identity(config, seed, trainer.backend.name), results_of(trainer))
+        for trainer, point in zip(trainers, points, strict=True):
+            context.table.append(NAME, point, results_of(trainer))
         checkpoint.unlink(missing_ok=True)
 
 
@@ -117,7 +121,8 @@ def _caption(rows: Rows) -> str:
     return (
         "Test accuracy of a two-layer GCN, full batch, over epochs (above) and over the seconds spent in training "
         "steps (below): the mean over the seeds, as far as all of them trained, with a band of one standard deviation. "
-        "Backends start from the same weights and take turns, an epoch each, in one process. The curves above agree "
+        "Backends start from the same weights and take turns, an epoch each, in one process; the seconds of braidwork "
+        "include compiling its kernels in the first step. The curves above agree "
         f"because the mathematics is the same. {'; '.join(parts)}."
     )
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -91,9 +92,9 @@ def read_cora(config: Mapping[str, Any]) -> Raw:
     place = pandas.Series(np.arange(len(nodes)), index=nodes["nodeId"])
     features = np.stack(nodes["features"].to_list()).astype(np.float32)
     row, col = np.nonzero(features)
-    source, target = (place[links[name]].to_numpy() for name in ("sourceNodeId", "targetNodeId"))
+    source, target = (place[links[name]].to_numpy(copy=True) for name in ("sourceNodeId", "targetNodeId"))
     sparse = (row, col, features[row, col], features.shape)
-    return Raw(target, source, None, len(nodes), sparse, nodes["subject"].to_numpy())
+    return Raw(target, source, None, len(nodes), sparse, nodes["subject"].to_numpy(copy=True))
 
 
 @_reader("roads")
@@ -140,7 +141,7 @@ def read_ogb(config: Mapping[str, Any]) -> Raw:
     clean = np.where(known, labels, -1).astype(np.int64)
     parts = {"train": split["train"], "val": split["valid"], "test": split["test"]}
     source, target = graph["edge_index"]
-    split = {part: np.asarray(index) for part, index in parts.items()}
+    split = {part: np.array(index) for part, index in parts.items()}
     return Raw(target, source, None, int(graph["num_nodes"]), graph["node_feat"], clean, split)
 
 
@@ -225,7 +226,11 @@ def _read_mtx(path: Path) -> Raw:
 
 def _read_edge_list(path: Path) -> Raw:
     """`source target [weight]` a line, split by blanks or commas; # and % start a comment."""
-    table = np.loadtxt(path, comments=("#", "%"), delimiter="," if _has_commas(path) else None, ndmin=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of an empty file, which gets an error
+        table = np.loadtxt(path, comments=("#", "%"), delimiter="," if _has_commas(path) else None, ndmin=2)
+    if not table.size:
+        raise ValueError("no edges")
     if table.shape[1] not in (2, 3):
         raise ValueError(f"{table.shape[1]} columns; 'source target [weight]' is expected")
     ends = table[:, :2]

@@ -81,13 +81,15 @@ def run_seed(graph: Graph, config: Mapping[str, Any], seed: int, table: Table, p
     train = TrainConfig.from_mapping(config["train"])
     trainer = Trainer(graph, config["model"], train, seed, config["backend"])
     checkpoint = table.path.parent / "checkpoints" / f"{key}.pt"
+    if config["fresh"]:
+        checkpoint.unlink(missing_ok=True)
     progress.start(f"{graph.name} seed {seed}", train.epochs)
     done = 0
 
     def on_epoch(_: object) -> None:
         nonlocal done
         steps, done = trainer.epoch - done, trainer.epoch
-        progress.advance(steps, f"validation {trainer.best['val_accuracy']:.2f}%")
+        progress.advance(steps, f"validation {trainer.best_so_far}")
 
     train_in_turns([trainer], checkpoint, on_epoch)
     if config["save_weights"]:

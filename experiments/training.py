@@ -137,6 +137,11 @@ class Trainer:
             self._rng = torch.get_rng_state()
             torch.set_rng_state(outside)
 
+    @property
+    def best_so_far(self) -> str:
+        """The best validation accuracy, for a line of progress; empty before the first evaluation."""
+        return f"{self.best['val_accuracy']:.1f}%" if self.best["epoch"] else ""
+
     def step(self) -> torch.Tensor:
         """Forward, backward and update on all nodes; returns the loss."""
         self.model.train()
@@ -222,7 +227,7 @@ def train_in_turns(
 
     Args:
         trainers: stopped ones are left out of their turn.
-        checkpoint: saved to at intervals, resumed from if it is there and matches, and left as it was at the end.
+        checkpoint: saved to at intervals, resumed from if it is there, and left as it was at the end.
         on_epoch: called after every round.
     """
     _resume(trainers, checkpoint)

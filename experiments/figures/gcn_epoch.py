@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from ..record import Row
 from ..tables import by, milliseconds, ratio_of_samples
-from .style import COLORS, FAINT, INK, LABELS, MUTED, figure
+from .style import COLORS, FAINT, INK, LABELS, figure, legend_above
 
 # Part -> its name and how far its colour is mixed with white.
 _PARTS = {
@@ -20,10 +21,10 @@ _PARTS = {
 }
 
 
-def _shade(backend: str, lightness: float | None) -> tuple[float, ...] | str:
+def _shade(color: str, lightness: float | None) -> tuple[float, ...] | str:
     if lightness is None:
         return FAINT
-    return tuple(c + (1 - c) * lightness for c in to_rgb(COLORS[backend]))
+    return tuple(c + (1 - c) * lightness for c in to_rgb(color))
 
 
 def epoch_parts(rows: Sequence[Row]) -> Figure:
@@ -35,13 +36,9 @@ def epoch_parts(rows: Sequence[Row]) -> Figure:
         ours = next((row for row in group if row["config"]["backend"] == "braidwork"), None)
         for place, row in enumerate(group):
             backend, left = row["config"]["backend"], 0.0
-            for part, (name, lightness) in _PARTS.items():
-                width = row[part] * 1e3
-                axis.barh(
-                    place, width, left=left, height=0.62, color=_shade(backend, lightness), edgecolor="white", lw=1
-                )
-                if axis is axes[0] and place == len(group) - 1:
-                    axis.text(left + width / 2, place - 0.42, name, ha="center", va="bottom", fontsize=8, color=MUTED)
+            for part, (_, lightness) in _PARTS.items():
+                width, shade = row[part] * 1e3, _shade(COLORS[backend], lightness)
+                axis.barh(place, width, left=left, height=0.62, color=shade, edgecolor="white", lw=1)
                 left += width
             note = f"{milliseconds(row['epoch_s'])} ms"
             if ours is not None and row is not ours and len(row["samples_s"]) == len(ours["samples_s"]):
@@ -51,7 +48,7 @@ def epoch_parts(rows: Sequence[Row]) -> Figure:
         for tick, row in zip(axis.get_yticklabels(), group, strict=True):
             tick.set_color(COLORS[row["config"]["backend"]])
             tick.set_fontweight("bold")
-        axis.set_ylim(len(group) - 0.5, -0.6)
+        axis.set_ylim(len(group) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)
         axis.spines["left"].set_visible(False)
         axis.set_title(
@@ -59,5 +56,6 @@ def epoch_parts(rows: Sequence[Row]) -> Figure:
         )
     axes[-1].set_xlabel("milliseconds an epoch")
     longest = max(row["epoch_s"] for row in rows) * 1e3
-    axes[-1].set_xlim(0, longest * 1.16)
+    axes[-1].set_xlim(0, longest * 1.22)  # room for the note
+    legend_above(made, [(Patch(color=_shade(INK, lightness)), name) for name, lightness in _PARTS.values()])
     return made

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ..record import Row
 from ..tables import by
-from .style import COLORS, INK, MUTED, figure, label_ends
+from .style import COLORS, INK, MUTED, figure, legend_above
 from .style import LABELS as _ALL
 
 # One product is the same with and without a transpose kept.
@@ -21,13 +22,12 @@ def throughput_panels(rows: Sequence[Row]) -> Figure:
     graphs = by(rows, lambda row: row["config"]["graph"])
     columns = min(3, len(graphs))
     lines = -(-len(graphs) // columns)
-    ends_of = {}
+    shown: dict[str, Artist] = {}
     made, axes = figure(9.6, 2.75 * lines + 0.3, rows=lines, columns=columns, sharex=True, sharey=True)
     for axis, (graph, group) in zip(axes, graphs.items(), strict=False):
         widths = sorted({row["config"]["width"] for row in group})
         bound = {row["config"]["width"]: row["flops"] / (row["bytes"] / row["copy_bandwidth"]) / 1e9 for row in group}
-        axis.plot(widths, [bound[w] for w in widths], color=INK, lw=1, ls=(0, (4, 3)), zorder=2)
-        ends = [(widths[-1], bound[widths[-1]], "memory bound", INK)]
+        (dashed,) = axis.plot(widths, [bound[w] for w in widths], color=INK, lw=1, ls=(0, (4, 3)), zorder=2)
         for backend in LABELS:
             points = sorted(
                 (row["config"]["width"], row["flops"] / row["median_s"] / 1e9)
@@ -35,11 +35,9 @@ def throughput_panels(rows: Sequence[Row]) -> Figure:
                 if row["config"]["backend"] == backend
             )
             if points:
-                axis.plot(
+                (shown[LABELS[backend]],) = axis.plot(
                     *zip(*points, strict=True), color=COLORS[backend], marker="o", ms=4, mec="white", mew=0.7, zorder=3
                 )
-                ends.append((*points[-1], LABELS[backend], COLORS[backend]))
-        axis.set_title(graph)
         nnz, nodes = group[0]["nnz"], group[0]["nodes"]
         axis.text(
             0,
@@ -58,7 +56,6 @@ def throughput_panels(rows: Sequence[Row]) -> Figure:
         axis.yaxis.set_major_locator(LogLocator(base=2))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
-        ends_of[axis] = ends
     for axis in axes[len(graphs) :]:
         axis.set_visible(False)
     for index, axis in enumerate(axes[: len(graphs)]):
@@ -67,6 +64,5 @@ def throughput_panels(rows: Sequence[Row]) -> Figure:
         if index + columns >= len(graphs):
             axis.set_xlabel("columns of X, F")
             axis.tick_params(labelbottom=True)
-        if index % columns == columns - 1 or index == len(graphs) - 1:
-            label_ends(axis, ends_of[axis])
+    legend_above(made, [(line, label) for label, line in shown.items()] + [(dashed, "memory bound")])
     return made

@@ -1,14 +1,14 @@
-"""The look that all figures share: one colour a backend, thin axes, labels at the lines instead of legends."""
+"""The look that all figures share: one colour a backend, thin axes, one legend above the panels."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -69,41 +69,10 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     return made, list(axes.flat)
 
 
-def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Heights for labels that want to be at `positions`, moved apart to at least `gap`, each as little as possible."""
-    order = sorted(range(len(positions)), key=positions.__getitem__)
-    placed = [float(p) for p in positions]
-    for _ in range(200):
-        moved = False
-        for low, high in itertools.pairwise(order):
-            lack = gap - (placed[high] - placed[low])
-            if lack > 1e-9:
-                placed[low] -= lack / 2
-                placed[high] += lack / 2
-                moved = True
-        if not moved:
-            break
-    return placed
-
-
-def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write (x, y, text, colour) labels to the right of line ends, apart from one another.
-
-    Call it last: it works in the axes' final scale.
-    """
-    axes.figure.canvas.draw()
-    to_pixels, to_data = axes.transData, axes.transData.inverted()
-    heights = [to_pixels.transform((x, y))[1] for x, y, _, _ in ends]
-    gap = plt.rcParams["font.size"] * axes.figure.dpi / 72 * 1.25
-    for (x, y, text, color), height in zip(ends, spread(heights, gap), strict=True):
-        at = to_data.transform((to_pixels.transform((x, y))[0], height))
-        axes.annotate(
-            text,
-            (x, at[1]),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=color,
-            fontweight="bold",
-            annotation_clip=False,
-        )
+def legend_above(made: Figure, entries: Sequence[tuple[Artist, str]]) -> None:
+    """One legend for all axes, above them, in a line."""
+    handles, labels = zip(*entries, strict=True)
+    made.legend(
+        handles, labels, loc="outside upper left", ncols=len(labels), frameon=False, borderaxespad=0.4, borderpad=0.4,
+        handlelength=1.6, handletextpad=0.5, columnspacing=1.8,
+    )  # fmt: skip
