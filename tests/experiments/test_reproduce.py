@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from braidwork.experiments import gcn_training, spmm_speed
+from braidwork.experiments import gcn_epoch, gcn_training, spmm_speed
 from braidwork.experiments.record import Table
 from braidwork.experiments.reproduce import main
 from braidwork.experiments.studies import STUDIES
@@ -92,6 +92,11 @@ def test_interrupted_and_resumed_it_ends_in_one_report(
     assert "goes on from here" in said.err and not (tmp_path / "report.html").exists()
     before = Table(tmp_path / "table.jsonl").rows()
     assert len(before) == 2 * len(AVAILABLE) + 3 + (3 + ("pyg" in AVAILABLE)) + 2 * 3
+
+    for row in before:
+        if row["study"] == gcn_epoch.NAME:
+            assert sum(row[part] for part in gcn_epoch.PARTS) == pytest.approx(row["epoch_s"])
+            assert all(row[part] > 0 for part in gcn_epoch.PARTS)
 
     assert main(arguments) == 0
     after = Table(tmp_path / "table.jsonl").rows()
