@@ -41,6 +41,11 @@ bench: $(READY) ## speed against the peers, interleaved in one process (pytest-b
 aot: $(READY) ## compile every kernel for sm_80, sm_90, sm_100 and gfx942 and print what each needs
 	$(PY) -m braidwork.kernels.aot $(ARGS)
 
+# The machine's own Python, with its own torch and triton: the pinned environment has no build for its GPU.
+gpu-check: ## where a GPU is: every kernel against fp64, then a short table of ratios; installs the package itself alone
+	$(PYTHON) -m pip install -q --no-deps --no-build-isolation .
+	$(PYTHON) -m braidwork.kernels.gpu_check $(ARGS)
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The pinned environment. Two stamps: the packages (follows constraints.txt), then the project (follows pyproject.toml).
 

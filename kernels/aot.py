@@ -91,6 +91,13 @@ def _jit_function(x: Any) -> Any | None:
     return x if isinstance(x, triton.JITFunction) else None
 
 
+def qualified_name(kernel: Any) -> str:
+    """Module and name of a kernel, through autotune and heuristics."""
+    jit = _jit_function(kernel)
+    assert jit is not None
+    return f"{jit.fn.__module__}.{jit.fn.__name__}"
+
+
 def cases() -> list[AotCase]:
     """All declared cases, in the order of the modules.
 
@@ -115,7 +122,7 @@ def kernels() -> dict[str, Any]:
         for value in vars(module).values():
             jit = _jit_function(value)
             if jit is not None and jit.fn.__module__ == module.__name__:
-                found[f"{module.__name__}.{jit.fn.__name__}"] = jit
+                found[qualified_name(jit)] = jit
     return found
 
 
@@ -131,14 +138,14 @@ def _callees(jit: Any) -> set[str]:
             value = getattr(jit.fn.__globals__.get(node.value.id), node.attr, None)
         callee = _jit_function(value)
         if callee is not None and callee is not jit:
-            names.add(f"{callee.fn.__module__}.{callee.fn.__name__}")
+            names.add(qualified_name(callee))
     return names
 
 
 def undeclared() -> list[str]:
     """Kernels with no case. A function that another kernel calls is compiled as a part of it."""
     everything = kernels()
-    covered = {f"{case.kernel.fn.__module__}.{case.kernel.fn.__name__}" for case in cases()}
+    covered = {qualified_name(case.kernel) for case in cases()}
     called = set().union(*(_callees(jit) for jit in everything.values()))
     return sorted(set(everything) - covered - called)
 

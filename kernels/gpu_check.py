@@ -10,10 +10,10 @@ kernels against cuSPARSE and PyTorch on the same card, prints a short table and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import platform
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,13 +23,257 @@ import scipy.sparse
 import torch
 import triton
 
-from . import aot
-from .codec import dequantize_int8, quantize_int8
-from .codec import quantize as quantize_module
-from .micro import elementwise, matmul, multiply_add_relu, softmax
-from .micro import matmul as _matmul_function  # noqa: F401
-from .sparse import SparseMatrix, spmm
+from . import aot, codec, launch, micro, sparse
+from .codec.quantize import cost as quantize_cost
+from .micro.elementwise import cost as elementwise_cost
+from .micro.matmul import cost as matmul_cost
+from .micro.softmax import cost as softmax_cost
+from .sparse.spmm import REDUCTIONS
 from .testing import FLOAT_DTYPES, Coo, assert_close, graph_zoo
-from .timing import Cost, compare, copy_bandwidth
+from .timing import Cost, compare
 
 WIDTHS = (1, 3, 16, 128)
+
+
+class Check(NamedTuple):
+    """One comparison: what is compared, and a function that raises AssertionError if it does not hold."""
+
+    name: str
+    run: Callable[[], object]
+
+
+class Race(NamedTuple):
+    """One line of the table: ours and the peer's call, the peer's name, and the work of either."""
+
+    name: str
+    ours: Callable[[], object]
+    peer: str
+    theirs: Callable[[], object]
+    cost: Cost
+
+
+# -- correctness -------------------------------------------------------------------------------------------------------
+def _dense_checks(device: str) -> Iterator[Check]:
+    for dtype in FLOAT_DTYPES:
+        for M, N, K in ((64, 128, 64), (33, 70, 129), (1, 300, 17)):
+            a, b = torch.randn(M, K, device=device).to(dtype), torch.randn(K, N, device=device).to(dtype)
+            ref = a.cpu().double() @ b.cpu().double()
+            yield Check(
+                f"matmul {M} x {N} x {K} {dtype}",
+                lambda a=a, b=b, ref=ref: assert_close("c", micro.matmul(a, b), ref, baseline=a @ b),
+            )
+        for shape in ((17, 129), (3, 20_000)):
+            x = torch.randn(shape, device=device).to(dtype)
+            yield Check(
+                f"softmax {shape} {dtype}",
+                lambda x=x: assert_close(
+                    "y", micro.softmax(x), torch.softmax(x.cpu().double(), 1), baseline=torch.softmax(x, 1)
+                ),
+            )
+        a, b, c = (torch.randn(5001, device=device).to(dtype) for _ in range(3))
+        ref = torch.relu(a.cpu().double() * b.cpu().double() + c.cpu().double())
+        yield Check(
+            f"multiply_add_relu {dtype}",
+            lambda a=a, b=b, c=c, ref=ref: assert_close(
+                "y", micro.multiply_add_relu(a, b, c), ref, baseline=torch.relu(a * b + c)
+            ),
+        )
+    for dtype in FLOAT_DTYPES[1:]:
+        x = torch.randn(5001, device=device).to(dtype)
+        yield Check(f"quantize_int8 {dtype}", lambda x=x: _check_quantize(x))
+
+
+def _check_quantize(x: torch.Tensor, block: int = 256) -> None:
+    q, scale = codec.quantize_int8(x, block)
+    back = codec.dequantize_int8(q, scale, block=block)
+    worst = (back.cpu().double() - x.cpu().double()).abs()
+    bound = scale.cpu().double().repeat_interleave(block)[: x.numel()] * 0.5001
+    assert (worst <= bound).all(), f"an error of {(worst - bound).max():.2e} beyond half a step"
+
+
+def _sparse_checks(device: str, graphs: dict[str, Coo]) -> Iterator[Check]:
+    """Every dtype, reduction and weighting on three graphs; every graph and width in fp32."""
+    long_row = np.r_[np.full(20_000, 7), np.arange(3000)]
+    graphs = graphs | {
+        "long_row": Coo(long_row, np.arange(23_000) % 20_000, np.sin(np.arange(23_000.0)), (3000, 20_000))
+    }
+    some = list(graphs)[:3]
+    plans = [(g, d, w, r, 64) for g in some for d in FLOAT_DTYPES for w in (True, False) for r in REDUCTIONS]
+    plans += [(g, torch.float32, True, r, f) for g in graphs for r in ("sum", "max") for f in WIDTHS]
+    for g, d, w, r, f in plans:
+        yield Check(
+            f"spmm {g} {r} F={f} {d} {'weighted' if w else 'unweighted'}",
+            lambda g=g, d=d, w=w, r=r, f=f: _check_spmm(device, graphs[g], d, w, r, f),
+        )
+
+
+def _by_definition(
+    graph: Coo, x: torch.Tensor, value: torch.Tensor | None, gy: torch.Tensor, reduce: str
+) -> list[torch.Tensor]:
+    """The product and, for sums, its gradients to x and to the values, in the dtype of x, by PyTorch on the CPU."""
+    row, col = torch.from_numpy(graph.row).long(), torch.from_numpy(graph.col).long()
+    x = x.clone().requires_grad_()
+    leaves = [x] if value is None else [x, value.clone().requires_grad_()]
+    terms = x[col] if value is None else x[col] * leaves[1][:, None]
+    how = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}[reduce]
+    index = row[:, None].expand(-1, x.shape[1])
+    y = torch.zeros_like(gy).scatter_reduce(0, index, terms, how, include_self=False)
+    if reduce in ("max", "min"):  # where several entries attain an extremum, PyTorch shares its gradient among them
+        return [y.detach()]
+    return [y.detach(), *torch.autograd.grad(y, leaves, gy)]
+
+
+def _check_spmm(device: str, graph: Coo, dtype: torch.dtype, weighted: bool, reduce: str, width: int) -> None:
+    rows, cols = graph.shape
+    order = np.lexsort((graph.col, graph.row))
+    graph = Coo(graph.row[order], graph.col[order], graph.value[order], graph.shape)
+    value = torch.from_numpy(graph.value).to(dtype) if weighted else None
+    x, gy = torch.randn(cols, width).to(dtype), torch.randn(rows, width).to(dtype)
+
+    ours = [x.clone().to(device).requires_grad_()]
+    ours += [] if value is None else [value.clone().to(device).requires_grad_()]
+    index = (torch.from_numpy(part).to(device) for part in (graph.row, graph.col))
+    A = sparse.SparseMatrix.from_coo(*index, ours[1] if weighted else None, graph.shape, duplicates="keep")
+    y = sparse.spmm(A, ours[0], reduce)
+    got = [y, *torch.autograd.grad(y, ours, gy.to(device))]
+
+    exact = _by_definition(graph, x.double(), None if value is None else value.double(), gy.double(), reduce)
+    near = _by_definition(graph, x, value, gy, reduce)
+    for name, mine, ref, baseline in zip(("y", "grad x", "grad values"), got, exact, near):
+        # fp64 is its own reference, so that there is nothing to calibrate by; long sums cancel.
+        assert_close(name, mine, ref, baseline=baseline, max=1e-12 if dtype == torch.float64 else None)
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[set[str]]:
+    """The names of the kernels that are launched meanwhile."""
+    seen: set[str] = set()
+    modules = [m for m in sys.modules.values() if getattr(m, "launch", None) is launch.launch]
+    original = launch.launch
+
+    def recording(kernel, grid, *args, **meta):  # type: ignore[no-untyped-def]
+        seen.add(aot.qualified_name(kernel))
+        return original(kernel, grid, *args, **meta)
+
+    for module in modules:
+        module.launch = recording  # type: ignore[attr-defined]
+    try:
+        yield seen
+    finally:
+        for module in modules:
+            module.launch = original  # type: ignore[attr-defined]
+
+
+def check(device: str, quick: bool = False) -> list[str]:
+    """Run all comparisons; returns one line for each that failed, and for each kernel that none of them ran."""
+    graphs = graph_zoo()
+    if quick:
+        graphs = {name: graphs[name] for name in ("uniform", "hub_row")}
+    failures = []
+    count = 0
+    with _recorded() as seen:
+        for item in (*_dense_checks(device), *_sparse_checks(device, graphs)):
+            count += 1
+            try:
+                item.run()
+            except Exception as error:  # a kernel that does not compile is one line too
+                failures.append(f"{item.name}: {type(error).__name__}: {str(error).splitlines()[0]}")
+    left_out = {aot.qualified_name(case.kernel) for case in aot.cases()} - seen
+    failures += [f"{name}: no comparison ran this kernel" for name in sorted(left_out)]
+    print(f"{count} comparisons against fp64, {len(failures)} failed")
+    return failures
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+def races(device: str, scale: int) -> Iterator[Race]:
+    """Ours against the peer on the same device, on sizes divided by `scale`."""
+    n = 1024 // scale
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (torch.randn(4 * n, 4 * n, device=device).to(dtype) for _ in range(2))
+        yield Race(
+            f"matmul {4 * n}^3 {dtype}", lambda a=a, b=b: micro.matmul(a, b), "torch.matmul", lambda a=a, b=b: a @ b,
+            matmul_cost(4 * n, 4 * n, 4 * n, a.element_size()),
+        )  # fmt: skip
+    x = torch.randn(16 * n, 4096, device=device)
+    yield Race(
+        f"softmax {16 * n} x 4096", lambda: micro.softmax(x), "torch.softmax", lambda: torch.softmax(x, 1),
+        softmax_cost(*x.shape, 4),
+    )  # fmt: skip
+    a, b, c = (torch.randn(n << 14, device=device) for _ in range(3))
+    yield Race(
+        f"multiply-add-relu, {n << 14}", lambda: micro.multiply_add_relu(a, b, c), "eager torch",
+        lambda: torch.relu(a * b + c), elementwise_cost(n << 14, 4),
+    )  # fmt: skip
+    yield Race(
+        f"quantise to int8, {n << 14}", lambda: codec.quantize_int8(a), "eager torch", lambda: _eager_quantize(a),
+        quantize_cost(n << 14, 4, 256),
+    )  # fmt: skip
+    for nodes, degree in ((100_000 // scale, 15), (20_000 // scale, 50)):
+        rng = np.random.default_rng(0)
+        shape, density = (nodes, nodes), degree / nodes
+        matrix = scipy.sparse.random_array(shape, density=density, format="csr", rng=rng, dtype=np.float32)
+        A = sparse.SparseMatrix.from_scipy(matrix).to(device)
+        parts = (torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data))
+        theirs = torch.sparse_csr_tensor(*parts, shape).to(device)
+        for width in (64, 256):
+            dense = torch.randn(nodes, width, device=device)
+            moved = 4.0 * width * (matrix.nnz + nodes) + 8.0 * matrix.nnz
+            yield Race(
+                f"spmm n={nodes}, {degree} a row, F={width}", lambda A=A, x=dense: sparse.spmm(A, x), "torch.sparse.mm",
+                lambda t=theirs, x=dense: torch.sparse.mm(t, x), Cost(bytes=moved, flops=2.0 * matrix.nnz * width),
+            )  # fmt: skip
+
+
+def _eager_quantize(x: torch.Tensor, block: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = x.view(-1, block)
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    return torch.round(blocks / scale).to(torch.int8), scale
+
+
+def race(device: str, scale: int = 1) -> str:
+    """The races as a Markdown table: medians, and the median of the ratios of samples taken in turns."""
+    lines = [
+        "| what | ours | peer | its time | speed-up | ours, GB/s |",
+        "| --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for item in races(device, scale):
+        timing = compare({"ours": item.ours, item.peer: item.theirs}, rounds=15, device=device)
+        ours, theirs = timing["ours"], timing[item.peer]
+        lines.append(
+            f"| {item.name} | {ours.median_s * 1e3:.3f} ms | {item.peer} | {theirs.median_s * 1e3:.3f} ms "
+            f"| {timing.speedup('ours', item.peer):.2f}x | {ours.gb_per_s(item.cost):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m braidwork.kernels.gpu_check", description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="few comparisons, small sizes: to try the script itself")
+    parser.add_argument("--out", type=Path, help="write the table here (default: docs/measured/<card>.md)")
+    arguments = parser.parse_args(argv)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("error: torch sees no GPU here; --device cpu rehearses the script on the CPU backend", file=sys.stderr)
+        return 2
+    gpu = arguments.device == "cuda"
+    card = torch.cuda.get_device_name() if gpu else platform.processor() or platform.machine()
+    print(f"{card}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
+    failures = check(arguments.device, arguments.quick)
+    for line in failures:
+        print(line, file=sys.stderr)
+    if failures:
+        return 1
+    table = race(arguments.device, 8 if arguments.quick else 1)
+    print(table)
+    out = arguments.out or Path("docs/measured") / f"{re.sub(r'[^A-Za-z0-9]+', '-', card).strip('-')}.md"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(
+        f"# {card}\n\n`python -m braidwork.kernels.gpu_check`, torch {torch.__version__}, triton {triton.__version__}."
+        f" Medians of samples taken in turns; every kernel was compared with fp64 before.\n\n{table}\n"
+    )
+    print(f"written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
