@@ -198,11 +198,14 @@ def _cmpi(L: Lowering, op: Op, a: Tensor, b: Tensor) -> Tensor:
                     "sgt": np.greater, "sge": np.greater_equal}[predicate]  # fmt: skip
             return L.with_offs(n, "i1", 0, test(x.constants(), y.constants()).astype(np.int64))
         out = Row(n, "i1", vec=L.emit(f"icmp {predicate} {vtype(x.elt, n)} {L.vec(x)}, {L.vec(y)}"))
-        if predicate in ("slt", "sle") and n > 1 and x.affine and y.uniform and INT_BITS[x.elt] <= 32:
-            # All below: the last one is, computed in 64 bits, in which nothing wraps.
+        if predicate in ("slt", "sle") and n > 1 and x.affine and y.uniform and x.elt != "i1":
+            # All below: the last one is, computed without wrapping around.
             def full() -> str:
-                low, high = (L.emit(f"sext {x.elt} {L.text(r.base, r.elt)} to i64") for r in rows)  # type: ignore
-                return L.emit(f"icmp {predicate} i64 {L.emit(f'add i64 {low}, {int(x.offsets().max())}')}, {high}")
+                low, high = (L.text(r.base, r.elt) for r in rows)  # type: ignore[arg-type]
+                if x.elt != "i64":
+                    low, high = (L.emit(f"sext {x.elt} {t} to i64") for t in (low, high))
+                last = L.call("i64", "llvm.sadd.sat.i64", f"i64 {low}, i64 {int(x.offsets().max())}")
+                return L.emit(f"icmp {predicate} i64 {last}, {high}")
 
             L.fulls[id(out)] = out, full
         return out
