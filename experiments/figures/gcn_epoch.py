@@ -21,10 +21,11 @@ _PARTS = {
 }
 
 
-def _shade(color: str, lightness: float | None) -> tuple[float, ...] | str:
+def _shade(color: str, lightness: float | None) -> tuple[float, float, float] | str:
     if lightness is None:
         return FAINT
-    return tuple(c + (1 - c) * lightness for c in to_rgb(color))
+    red, green, blue = (c + (1 - c) * lightness for c in to_rgb(color))
+    return red, green, blue
 
 
 def epoch_parts(rows: Sequence[Row]) -> Figure:
