@@ -23,7 +23,7 @@ import scipy.sparse
 import torch
 import triton
 
-from . import aot, codec, launch, micro, sparse
+from . import aot, codec, fused, launch, micro, sparse
 from .codec.quantize import cost as quantize_cost
 from .micro.elementwise import cost as elementwise_cost
 from .micro.matmul import cost as matmul_cost
@@ -78,9 +78,23 @@ def _dense_checks(device: str) -> Iterator[Check]:
                 "y", micro.multiply_add_relu(a, b, c), ref, baseline=torch.relu(a * b + c)
             ),
         )
+        x = torch.randn(5001, device=device).to(dtype)
+        yield Check(f"relu_dropout {dtype}", lambda x=x: _check_relu_dropout(x))
     for dtype in FLOAT_DTYPES[1:]:
         x = torch.randn(5001, device=device).to(dtype)
         yield Check(f"quantize_int8 {dtype}", lambda x=x: _check_quantize(x))
+
+
+def _check_relu_dropout(x: torch.Tensor, p: float = 0.25) -> None:
+    """Kept values are scaled, others are 0, the gradient follows, and about the right share is kept."""
+    x = x.requires_grad_()
+    y = fused.relu_dropout(x, p)
+    (gx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    kept = y.detach().cpu() != 0
+    assert_close("y", y, torch.where(kept, x.detach().cpu().double() / (1 - p), 0.0))
+    assert_close("grad x", gx, kept.double() / (1 - p))
+    share = kept.sum().item() / max((x > 0).sum().item(), 1)
+    assert abs(share - (1 - p)) < 0.1, f"{share:.2f} of the positive values kept"
 
 
 def _check_quantize(x: torch.Tensor, block: int = 256) -> None:

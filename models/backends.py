@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from braidwork.kernels.fused import drop_rate
 from braidwork.kernels.sparse import SparseMatrix, spmm
 
-from .activation import drop_rate, keep_mask
+from .activation import keep_mask
 from .edges import Coo, symmetric_scale, with_self_loops
 from .layers import GCNLayer, PyGLayer
 from .protocols import EdgeIndex, SparseInput

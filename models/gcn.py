@@ -8,7 +8,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .activation import drop_rate, dropout, relu_dropout_
+from braidwork.kernels.fused import drop_rate, relu_dropout
+
+from .activation import dropout
 from .layers import GCNLayer
 from .protocols import Propagation, SparseInput
 
@@ -74,7 +76,7 @@ class GCN(nn.Module):
         for i, layer in enumerate(self.layers):
             out = layer(h, propagation)
             if i < len(self.norms):
-                out = relu_dropout_(self.norms[i](out), self.dropout if self.training else 0.0)
+                out = relu_dropout(self.norms[i](out), self.dropout if self.training else 0.0)
             h = out if self.skips is None else out + self.skips[i](h)
         return cast(Tensor, h)
 

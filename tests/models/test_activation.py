@@ -1,18 +1,12 @@
-"""Dropout and the fused ReLU: rates, scaling, gradients, seeds, refusals."""
+"""Dropout: rates, scaling, gradients, seeds, refusals."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from braidwork.models.activation import drop_rate, dropout, keep_mask, relu_dropout_
-
-RATES = [(0.0, 0.0), (0.5, 0.5), (0.3, 77 / 256), (0.001, 0.0), (0.999, 1 - 1 / 256)]
-
-
-@pytest.mark.parametrize(("asked", "given"), RATES)
-def test_rate_is_the_nearest_multiple_of_a_256th(asked: float, given: float) -> None:
-    assert drop_rate(asked) == given
+from braidwork.kernels.fused import drop_rate
+from braidwork.models.activation import dropout, keep_mask
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
@@ -49,26 +43,3 @@ def test_dropout_scales_what_stays_and_its_gradient_alike() -> None:
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(gradient, kept / torch.tensor(0.75, dtype=torch.float64))
     assert dropout(x, 0.0) is x
-
-
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_fused_relu_equals_relu_then_dropout(p: float) -> None:
-    x = torch.randn(257, 9, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(257, 9, dtype=torch.float64)
-    torch.manual_seed(5)
-    y = relu_dropout_(x * 1.0, p)
-    (gradient,) = torch.autograd.grad((y * weight).sum(), x)
-    torch.manual_seed(5)
-    scale = keep_mask(x.shape, p, x.device) / (1 - p) if p else torch.ones_like(x)
-    expected = x.relu() * scale
-    (reference,) = torch.autograd.grad((expected * weight).sum(), x)
-    torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(gradient, reference)
-
-
-def test_overwriting_a_value_that_another_gradient_needs_raises() -> None:
-    x = torch.randn(4, requires_grad=True)
-    needed = x.exp()
-    relu_dropout_(needed, 0.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        needed.sum().backward()
