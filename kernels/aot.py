@@ -208,7 +208,7 @@ def inspect_case(case: AotCase, target_name: str) -> Report:
         shared_bytes=int(compiled.metadata.shared),
         load_bits=dict(sorted(hot.items(), reverse=True)),
         wide_share=wide_share,
-        matrix=code.matrix,
+        matrix=list(code.matrix),
         failures=failures,
     )
 

@@ -146,8 +146,8 @@ def _check_spmm(device: str, graph: Coo, dtype: torch.dtype, weighted: bool, red
 
     ours = [x.clone().to(device).requires_grad_()]
     ours += [] if value is None else [value.clone().to(device).requires_grad_()]
-    index = (torch.from_numpy(part).to(device) for part in (graph.row, graph.col))
-    A = sparse.SparseMatrix.from_coo(*index, ours[1] if weighted else None, graph.shape, duplicates="keep")
+    row, col = (torch.from_numpy(part).to(device) for part in (graph.row, graph.col))
+    A = sparse.SparseMatrix.from_coo(row, col, ours[1] if weighted else None, graph.shape, duplicates="keep")
     y = sparse.spmm(A, ours[0], reduce)
     got = [y, *torch.autograd.grad(y, ours, gy.to(device))]
 
@@ -165,7 +165,7 @@ def _recorded() -> Iterator[set[str]]:
     modules = [m for m in sys.modules.values() if getattr(m, "launch", None) is launch.launch]
     original = launch.launch
 
-    def recording(kernel, grid, *args, **meta):  # type: ignore[no-untyped-def]
+    def recording(kernel, grid, *args, **meta):
         seen.add(aot.qualified_name(kernel))
         return original(kernel, grid, *args, **meta)
 
@@ -211,7 +211,7 @@ def races(device: str, scale: int) -> Iterator[Race]:
     x = torch.randn(16 * n, 4096, device=device)
     yield Race(
         f"softmax {16 * n} x 4096", lambda: micro.softmax(x), "torch.softmax", lambda: torch.softmax(x, 1),
-        softmax_cost(*x.shape, 4),
+        softmax_cost(16 * n, 4096, 4),
     )  # fmt: skip
     a, b, c = (torch.randn(n << 14, device=device) for _ in range(3))
     yield Race(
@@ -227,8 +227,8 @@ def races(device: str, scale: int) -> Iterator[Race]:
         shape, density = (nodes, nodes), degree / nodes
         matrix = scipy.sparse.random_array(shape, density=density, format="csr", rng=rng, dtype=np.float32)
         A = sparse.SparseMatrix.from_scipy(matrix).to(device)
-        parts = (torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data))
-        theirs = torch.sparse_csr_tensor(*parts, shape).to(device)
+        indptr, indices, data = (torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data))
+        theirs = torch.sparse_csr_tensor(indptr, indices, data, shape).to(device)
         for width in (64, 256):
             dense = torch.randn(nodes, width, device=device)
             moved = 4.0 * width * (matrix.nnz + nodes) + 8.0 * matrix.nnz

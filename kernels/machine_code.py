@@ -169,7 +169,8 @@ def read_amdgcn(assembly: str) -> MachineCode:
     Raises:
         ValueError: a load that is not known, or no metadata.
     """
-    lines, labels = [], {}
+    lines: list[tuple[str, str]] = []
+    labels: dict[str, int] = {}
     for line in assembly.splitlines():
         if label := _AMD_LABEL.match(line):
             labels[label.group(1)] = len(lines)

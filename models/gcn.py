@@ -91,6 +91,7 @@ class _Skip(nn.Module):
             self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(in_channels, out_channels)))
 
     def forward(self, x: Tensor | SparseInput) -> Tensor:
-        if not isinstance(x, Tensor):
-            return x.matmul(self.weight)
-        return x if self.weight is None else x @ self.weight
+        if self.weight is None:
+            assert isinstance(x, Tensor)  # the input, which may be sparse, goes through a linear map
+            return x
+        return x @ self.weight if isinstance(x, Tensor) else x.matmul(self.weight)

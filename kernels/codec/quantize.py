@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from ..timing import Cost
@@ -97,7 +98,7 @@ def quantize_int8(x: torch.Tensor, block: int = 256) -> tuple[torch.Tensor, torc
         raise TypeError(f"x: need float32, bfloat16 or float16, got {x.dtype}")
     _check_block(block)
     n = x.numel()
-    q = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    q = alloc.empty(x.shape, torch.int8, x.device)
     scale = torch.empty(triton.cdiv(n, block), dtype=torch.float32, device=x.device)
     if n:
         meta = _meta(backend_of(x.device), block)
@@ -126,7 +127,7 @@ def dequantize_int8(
             f"scale: need shape ({triton.cdiv(n, block)},) on {q.device} for {n} codes in blocks of {block}, "
             f"got {tuple(scale.shape)} on {scale.device}"
         )
-    x = torch.empty(q.shape, dtype=dtype, device=q.device)
+    x = alloc.empty(q.shape, dtype, q.device)
     if n:
         meta = _meta(backend_of(q.device), block)
         grid = (triton.cdiv(n, meta["BLOCK"] * meta["TILE_BLOCKS"]),)

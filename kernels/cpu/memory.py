@@ -199,7 +199,7 @@ def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: T
     given = level(L, [t for t in (ptr, mask, other) if t is not None])
     columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))
     keys = [tuple(map(id, row)) for row in zip(*columns)]
-    wanted = {key: Access(*row, elt) for key, row in zip(keys, zip(*columns))}  # equal rows are read once
+    wanted = {key: Access(p, m, o, elt) for key, p, m, o in zip(keys, *columns)}  # equal rows are read once
     done: dict[tuple[int, ...], Row] = {}
     hard: list[tuple[tuple[int, ...], Access]] = []
     for key, a in wanted.items():
@@ -246,7 +246,7 @@ def _store_vector(L: Lowering, a: Access, masked: bool) -> None:
 def _store_lanes(L: Lowering, rows: list[Access]) -> None:
     for group in _by_kind(rows):
         n, elt = group[0].ptr.n, group[0].elt
-        buf = L.spill(Tensor((len(group) * n,), elt, [a.data for a in group], n))  # type: ignore[misc]
+        buf = L.spill(Tensor((len(group) * n,), elt, [a.data for a in group], n))
 
         def write(
             i: str, at: str, buf: str = buf, mem: str = storage(in_memory(elt)), align: int = size_of(elt)

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 
@@ -75,7 +76,7 @@ class _ReluDropout(torch.autograd.Function):
         ctx.kept = _LEVELS - round(drop_rate(p) * _LEVELS)
         seed = int(torch.randint(1 << 31, ())) if ctx.kept < _LEVELS else 0
         x = x.contiguous()
-        y = torch.empty_like(x)
+        y = alloc.empty(x.shape, x.dtype, x.device)
         n = x.numel()
         if n:
             meta = _meta(backend_of(x.device))
@@ -87,7 +88,7 @@ class _ReluDropout(torch.autograd.Function):
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor, None]:
         (y,) = ctx.saved_tensors
         gy = gy.contiguous()
-        gx = torch.empty_like(gy)
+        gx = alloc.empty(gy.shape, gy.dtype, gy.device)
         n = gy.numel()
         if n:
             meta = _backward_meta(backend_of(gy.device))

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from ..timing import Cost
@@ -30,7 +31,7 @@ def multiply_add_relu_kernel(a_ptr, b_ptr, c_ptr, y_ptr, n, BLOCK: tl.constexpr)
 
 def _meta(backend: str) -> dict[str, int]:
     if backend == "cpu":
-        return {"BLOCK": 1024}
+        return {"BLOCK": 256}
     # 16 bytes of the narrowest dtype a thread: 4 warps are 128 threads on NVIDIA and 256 on AMD.
     return {"BLOCK": 2048, "num_warps": 4}
 
@@ -63,7 +64,7 @@ def multiply_add_relu(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torc
             raise TypeError(f"{name}: dtype must be that of a, {a.dtype}, got {x.dtype}")
     if not a.dtype.is_floating_point:
         raise TypeError(f"a: need a floating-point dtype, got {a.dtype}")
-    y = torch.empty_like(a, memory_format=torch.contiguous_format)
+    y = alloc.empty(a.shape, a.dtype, a.device)
     n = a.numel()
     if n:
         meta = _meta(backend_of(a.device))

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from ..timing import Cost
@@ -137,7 +138,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a = a if a.stride(1) == 1 else a.contiguous()
     b = b if b.stride(1) == 1 else b.contiguous()
     (M, K), N = a.shape, b.shape[1]
-    c = torch.empty((M, N), dtype=a.dtype, device=a.device)
+    c = alloc.empty((M, N), a.dtype, a.device)
     if c.numel():
         meta = _meta(backend_of(a.device), a.dtype, M, N, K)
         grid = (triton.cdiv(M, meta["BLOCK_M"]) * triton.cdiv(N, meta["BLOCK_N"]),)

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from ..timing import Cost
@@ -57,7 +58,7 @@ _ONE_TILE_MAX = 16384
 
 def _meta(backend: str, n_cols: int) -> dict[str, int | bool]:
     if backend == "cpu":
-        block = min(256, triton.next_power_of_2(n_cols))
+        block = min(128, triton.next_power_of_2(n_cols))
         return {"BLOCK": block, "ONE_TILE": block >= n_cols}
     block = triton.next_power_of_2(n_cols)
     if block > _ONE_TILE_MAX:
@@ -89,7 +90,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
         raise TypeError(f"x: need a floating-point dtype, got {x.dtype}")
     if x.stride(1) != 1:
         x = x.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = alloc.empty(x.shape, x.dtype, x.device)
     rows, cols = x.shape
     if rows and cols:
         meta = _meta(backend_of(x.device), cols)

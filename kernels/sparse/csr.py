@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
-from . import alloc
 from .config import SpmmConfig, ceil_div, pick_spmm
 from .fold import collapse, finish, fold, merge, start
 from .formats import Format, Storage, register

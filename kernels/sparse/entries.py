@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from .config import DotConfig, ceil_div, pick_dot
@@ -75,7 +76,7 @@ def entry_dot(
         g = g.contiguous()
     if x.stride(1) != 1 and F > 1:
         x = x.contiguous()
-    out = torch.empty(nnz, dtype=out_dtype, device=x.device)
+    out = alloc.empty((nnz,), out_dtype, x.device)
     if config is None:
         config = pick_dot(nnz, F, x.dtype, backend_of(x.device))
     launch(
