@@ -136,7 +136,7 @@ _ONE_TYPE_FIRST = {"arith.cmpi", "arith.cmpf"}
 def _result_types(name: str, text: str, count: int) -> list[Type]:
     if count == 0:
         return []
-    parts = _split(text, " : ")
+    parts = _split("x" + text, " : ")  # `ub.poison : i64` has nothing before its type
     sig = parts[-1] if len(parts) > 1 else ""
     if "→" in sig:
         types = _types(_split(sig, "→")[-1])

@@ -60,6 +60,19 @@ for j in range(4):
 """,
         ["a", "b", "total"],
     ),
+    "a name of two loops in a third": (  # which carries it undefined into its first turn
+        """
+acc = x
+for k in range(n):
+    row = tl.full([], 2, tl.int64) * k
+    acc += row.to(tl.int32)
+for j in range(n):
+    for k in range(j):
+        row = tl.full([], 3, tl.int64) * k + j
+        acc += row.to(tl.int32)
+""",
+        ["acc"],
+    ),
     "carried swap of shapes and types": (
         """
 m = tl.full([4, 8], 1.5, tl.float32)
