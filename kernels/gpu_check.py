@@ -119,6 +119,19 @@ def _sparse_checks(device: str, graphs: dict[str, Coo]) -> Iterator[Check]:
             f"spmm {g} {r} F={f} {d} {'weighted' if w else 'unweighted'}",
             lambda g=g, d=d, w=w, r=r, f=f: _check_spmm(device, graphs[g], d, w, r, f),
         )
+    for g, d, w, r, f in plans[:: 2 * len(REDUCTIONS) + 1]:  # a step that meets every reduction
+        for format in sparse.FORMATS:
+            # The long row repeats coordinates, for each of which DIA and BSR have one place.
+            if format != "csr" and (g != "long_row" or format not in ("dia", "bsr")):
+                yield Check(
+                    f"spmm {format} {g} {r} F={f} {d} {'weighted' if w else 'unweighted'}",
+                    lambda g=g, d=d, w=w, r=r, f=f, format=format: _check_spmm(
+                        device, graphs[g], d, w, r, f, format
+                    ),
+                )
+    for g in some:
+        for name in _ENTRY_OPERATORS:
+            yield Check(f"{name} {g}", lambda g=g, name=name: _check_entry_operator(device, graphs[g], name))
 
 
 def _by_definition(
@@ -137,7 +150,68 @@ def _by_definition(
     return [y.detach(), *torch.autograd.grad(y, leaves, gy)]
 
 
-def _check_spmm(device: str, graph: Coo, dtype: torch.dtype, weighted: bool, reduce: str, width: int) -> None:
+def _attention(A: sparse.SparseMatrix, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return sparse.gat_aggregate(A, x, x.mean(2), y.mean(2))
+
+
+def _attention_by_definition(row: torch.Tensor, col: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logit = torch.nn.functional.leaky_relu(x.mean(2)[col] + y.mean(2)[row], 0.2)
+    return y.new_zeros(y.shape).index_add(0, row, _softmax_by_definition(row, logit)[..., None] * x[col])
+
+
+def _softmax_by_definition(row: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+    index = row[:, None].expand_as(logit)
+    rows = int(row.max()) + 1 if row.shape[0] else 0
+    top = logit.new_zeros(rows, logit.shape[1]).scatter_reduce(0, index, logit, "amax", include_self=False)
+    e = (logit - top[row].detach()).exp()
+    return e / e.new_zeros(rows, e.shape[1]).index_add(0, row, e)[row]
+
+
+# Ours on (A, x [K, heads, D], y [M, heads, D]), and the definition on (row, col, x, y).
+_ENTRY_OPERATORS: dict[str, tuple[Callable, Callable]] = {
+    "sddmm dot": (lambda A, x, y: sparse.sddmm(A, y, x), lambda row, col, x, y: (y[row] * x[col]).sum(2)),
+    "sddmm add": (
+        lambda A, x, y: sparse.sddmm(A, y[..., 0], x[..., 0], op="add"),
+        lambda row, col, x, y: y[row][..., 0] + x[col][..., 0],
+    ),
+    "edge_softmax": (
+        lambda A, x, y: sparse.edge_softmax(A, x[A.col.long()][..., 0]),
+        lambda row, col, x, y: _softmax_by_definition(row, x[col][..., 0]),
+    ),
+    "spmm_heads": (
+        lambda A, x, y: sparse.spmm_heads(A, y[A.row.long()][..., 0], x),
+        lambda row, col, x, y: y.new_zeros(y.shape).index_add(0, row, y[row][..., :1] * x[col]),
+    ),
+    "gat_aggregate": (_attention, _attention_by_definition),
+}
+
+
+def _check_entry_operator(device: str, graph: Coo, name: str) -> None:
+    """Results and gradients to x and y in fp32 against the definition in fp64."""
+    run, define = _ENTRY_OPERATORS[name]
+    order = np.lexsort((graph.col, graph.row))
+    row, col = torch.from_numpy(graph.row[order]).long(), torch.from_numpy(graph.col[order]).long()
+    A = sparse.SparseMatrix.from_coo(row.to(device), col.to(device), None, graph.shape, duplicates="keep")
+    x, y = torch.randn(graph.shape[1], 4, 8), torch.randn(graph.shape[0], 4, 8)
+    results = []
+    ways: tuple[tuple[Callable, tuple[str, torch.dtype]], ...] = (
+        (lambda *xy: run(A, *xy), (device, torch.float32)),
+        (lambda *xy: define(row, col, *xy), ("cpu", torch.float64)),
+    )
+    for call, place in ways:
+        leaves = [t.to(*place).requires_grad_() for t in (x, y)]
+        out = call(*leaves)
+        generator = torch.Generator().manual_seed(0)
+        g = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(*place)
+        grads = torch.autograd.grad(out, leaves, g, allow_unused=True)
+        results.append([out, *(torch.zeros(1) if t is None else t for t in grads)])
+    for part, got, ref in zip(("out", "grad x", "grad y"), *results):
+        assert_close(part, got, ref, rms=1e-5, max=1e-3)
+
+
+def _check_spmm(
+    device: str, graph: Coo, dtype: torch.dtype, weighted: bool, reduce: str, width: int, format: str = "csr"
+) -> None:
     rows, cols = graph.shape
     order = np.lexsort((graph.col, graph.row))
     graph = Coo(graph.row[order], graph.col[order], graph.value[order], graph.shape)
@@ -148,14 +222,16 @@ def _check_spmm(device: str, graph: Coo, dtype: torch.dtype, weighted: bool, red
     ours += [] if value is None else [value.clone().to(device).requires_grad_()]
     row, col = (torch.from_numpy(part).to(device) for part in (graph.row, graph.col))
     A = sparse.SparseMatrix.from_coo(row, col, ours[1] if weighted else None, graph.shape, duplicates="keep")
+    A = A.to(format, limit_bytes=1 << 34).T.to(format, limit_bytes=1 << 34).T
     y = sparse.spmm(A, ours[0], reduce)
     got = [y, *torch.autograd.grad(y, ours, gy.to(device))]
 
     exact = _by_definition(graph, x.double(), None if value is None else value.double(), gy.double(), reduce)
     near = _by_definition(graph, x, value, gy, reduce)
+    exact64 = dtype == torch.float64
     for name, mine, ref, baseline in zip(("y", "grad x", "grad values"), got, exact, near):
         # fp64 is its own reference, so that there is nothing to calibrate by; long sums cancel.
-        assert_close(name, mine, ref, baseline=baseline, max=1e-12 if dtype == torch.float64 else None)
+        assert_close(name, mine, ref, baseline=baseline, rms=4e-15 if exact64 else None, max=1e-12 if exact64 else None)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from . import csr  # noqa: F401  enters its format into the table
+from . import bsr, coo, csc, csr, dia, ell, hyb, sell  # noqa: F401  they enter their formats into the table
+from .attention import gat_aggregate
+from .edge_softmax import edge_softmax
 from .formats import FORMATS
+from .heads import spmm_heads
 from .matrix import SparseMatrix
+from .sddmm import sddmm
+from .spgemm import spgemm
 from .spmm import spmm
 
-__all__ = ["FORMATS", "SparseMatrix", "spmm"]
+__all__ = ["FORMATS", "SparseMatrix", "edge_softmax", "gat_aggregate", "sddmm", "spgemm", "spmm", "spmm_heads"]

@@ -6,6 +6,7 @@ matrix, and results are the same bit for bit from run to run.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 
@@ -87,6 +88,90 @@ def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, bac
     split = longest > 1024 and longest > 32 * mean
     share = 256 if split else (4 if mean < 4 else 1)
     return SpmmConfig(split, share, batch, block_f, mask_f, overlap, {"num_warps": 1})
+
+
+@functools.lru_cache(maxsize=4096)
+def pick_coo(nnz: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
+    """The configuration of one product in COO, whose programs own equal shares of nnz >= 1 entries."""
+    like = pick_spmm(nnz, nnz, nnz, F, dtype, backend)
+    share = max(_CPU_WORK // min(F, like.block_f), 16) if backend == "cpu" else 128
+    return dataclasses.replace(like, split=True, share=share)
+
+
+@dataclass(frozen=True)
+class LanesConfig:
+    """How a product over rows side by side is run: groups of rows a program owns, columns of a tile; see SpmmConfig."""
+
+    share: int
+    block_f: int
+    mask_f: bool
+    overlap: bool
+    options: dict[str, int] = field(default_factory=dict)
+
+
+@functools.lru_cache(maxsize=4096)
+def pick_lanes(lanes: int, steps: float, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
+    """The configuration of a product with `lanes` rows side by side.
+
+    Args:
+        lanes: rows of a group.
+        steps: entries in each of them, on average.
+        F: columns of x, at least 1.
+        dtype: of x.
+        backend: "cpu", "cuda" or "hip".
+    """
+    acc_bytes = 8 if dtype == torch.float64 else 4
+    if backend == "cpu":
+        # The accumulators of all lanes stay in registers, in tiles of at least one of them.
+        vector = _cpu_tile_bytes() // 16
+        widest = max(_cpu_tile_bytes() // lanes, vector) // acc_bytes
+        block_f, mask_f, overlap = _tile(F, widest)
+        share = max(int(_CPU_WORK / (F * lanes * (steps + 1))), 1)
+        return LanesConfig(share, block_f, mask_f, overlap)
+    block_f, mask_f, overlap = _tile(F, 64 if backend == "hip" and lanes > 8 else 128)
+    share = max(int(16 / (steps + 1)), 1)
+    # AMD has wider warps, yet an extremum with its entries spills there where its tile is as large.
+    warps = min(max(lanes * block_f // (256 if backend == "hip" and dtype.itemsize > 2 else 512), 1), 8)
+    return LanesConfig(share, block_f, mask_f, overlap, {"num_warps": warps})
+
+
+@functools.lru_cache(maxsize=4096)
+def pick_csc(F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
+    """The configuration of a product in CSC, whose accumulators are in memory."""
+    acc_bytes = 8 if dtype == torch.float64 else 4
+    widest = _cpu_tile_bytes() // acc_bytes if backend == "cpu" else 128
+    return LanesConfig(1, *_tile(F, widest), {} if backend == "cpu" else {"num_warps": 1})
+
+
+@dataclass(frozen=True)
+class BlocksConfig(LanesConfig):
+    """How a product in BSR is run: as LanesConfig, and rows side by side, matrix instructions, their precision."""
+
+    lanes: int = 1
+    dot: bool = False
+    precision: str = "ieee"
+
+
+@functools.lru_cache(maxsize=4096)
+def pick_blocks(block: int, blocks: float, F: int, dtype: torch.dtype, backend: str, plain: bool) -> BlocksConfig:
+    """The configuration of a product in BSR.
+
+    Args:
+        block: side of a block.
+        blocks: of a block row, on average.
+        F, dtype, backend: as for `pick_spmm`.
+        plain: whether it is a sum of complete, weighted blocks, which a matrix instruction can take.
+    """
+    dot = backend != "cpu" and plain and block >= 16 and dtype != torch.float64
+    lanes = block if dot else min(block, 16)
+    base = pick_lanes(lanes, blocks * block, F, dtype, backend)
+    if not dot:
+        # A block's columns one by one keep pointers of each; with twice the warps nothing spills.
+        options = {name: min(2 * warps, 8) for name, warps in base.options.items()}
+        return BlocksConfig(**vars(base) | {"options": options}, lanes=lanes)
+    block_f, _, overlap = _tile(max(F, 16), 64)
+    precision = "tf32x3" if backend == "cuda" and dtype == torch.float32 else "ieee"
+    return BlocksConfig(1, block_f, block_f > F, overlap, {"num_warps": 4}, lanes, True, precision)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from .config import SpmmConfig, ceil_div, pick_spmm
-from .fold import collapse, finish, fold, merge, start
-from .formats import Format, Storage, register
+from .fold import collapse, columns, finish, fold, keep, merge, start
+from .formats import Format, Storage, nbytes, register
 from .pattern import Pattern
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ from .pattern import Pattern
 # the number of each; meta [entries of the longest row].
 
 
-def build(pattern: Pattern, transposed: bool) -> Storage:
+def build(pattern: Pattern, transposed: bool, params: Mapping[str, int] = {}, limit: int = 0) -> Storage:
     """The pattern or its transpose in CSR. The two share rowptr and col if the pattern is symmetric."""
     counts = pattern.row_counts(transposed)
     if transposed and pattern.is_symmetric():
@@ -40,16 +41,6 @@ def build(pattern: Pattern, transposed: bool) -> Storage:
 
 
 @triton.jit
-def _columns(pid_f, F, BLOCK_F: tl.constexpr, OVERLAP: tl.constexpr):
-    """Columns of tile pid_f and which of them exist; with OVERLAP the last tile is moved back to end at F."""
-    first = pid_f * BLOCK_F
-    if OVERLAP:
-        first = tl.minimum(first, F - BLOCK_F)
-    offs_f = first + tl.arange(0, BLOCK_F)
-    return offs_f, offs_f < F
-
-
-@triton.jit
 def csr_spmm_rows_kernel(
     rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
     rows, F, stride_x, share,
@@ -60,7 +51,7 @@ def csr_spmm_rows_kernel(
     rowptr: [rows + 1]; col, perm, value: [nnz]; x: [K, F] with rows stride_x apart; route: [K, F]; y, arg: [rows, F].
     Program (p, q) owns rows p * share to (p + 1) * share - 1 in the q-th tile of BLOCK_F columns.
     """
-    offs_f, m_f = _columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
     first = tl.program_id(0).to(tl.int64) * share
     last = tl.minimum(first + share, rows)
     begin = tl.load(rowptr_ptr + first)
@@ -96,16 +87,6 @@ def _row_at(step, rowptr_ptr, rows):
 
 
 @triton.jit
-def _keep(acc, arg, slot, carry_ptr, carry_arg_ptr, offs_f, m_f, F):
-    """Store a piece of a row for the second kernel: slot 2 p is how the row that program p finds begun went on, and
-    slot 2 p + 1 the row that it leaves unfinished."""
-    offs = slot * F + offs_f
-    tl.store(carry_ptr + offs, acc, mask=m_f)
-    if carry_arg_ptr is not None:
-        tl.store(carry_arg_ptr + offs, arg, mask=m_f)
-
-
-@triton.jit
 def csr_spmm_split_kernel(
     rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
     carry_ptr, carry_arg_ptr, rows, nnz, F, stride_x, share,
@@ -115,7 +96,7 @@ def csr_spmm_split_kernel(
 
     Program (p, q) owns steps p * share to (p + 1) * share - 1 of the walk in the q-th tile of columns.
     """
-    offs_f, m_f = _columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
     pid = tl.program_id(0).to(tl.int64)
     step0 = pid * share
     step1 = tl.minimum(step0 + share, (pid * 0 + rows) + nnz)
@@ -136,9 +117,9 @@ def csr_spmm_split_kernel(
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
         if row == row1:
             if begin < end:
-                _keep(acc, arg, 2 * pid + 1, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
+                keep(acc, arg, 2 * pid + 1, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
         elif found_begun and row == row0:
-            _keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
+            keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
         else:
             finish(acc, arg, row, begin == end, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
         begin = end
@@ -150,7 +131,7 @@ def csr_spmm_join_kernel(
     REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write the row that ends in the share of program p and began in an earlier one, from its pieces in order."""
-    offs_f, m_f = _columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
     pid = tl.program_id(0).to(tl.int64)
     row = _row_at(pid * share, rowptr_ptr, rows)
     if row < rows:
@@ -232,7 +213,21 @@ def spmm(
     return y, arg
 
 
-register(Format("csr", build, spmm))
+def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `formats.Format`."""
+    rowptr, col, *order = storage.tensors
+    row = torch.repeat_interleave(rowptr.long().diff())
+    entry = order[0].long() if order else torch.arange(col.shape[0], device=col.device)
+    return row, col.long(), entry
+
+
+def matrix_bytes(storage: Storage, value_bytes: int) -> int:
+    """See `formats.Format`. Values in another order than the storage's are found through `perm`."""
+    rowptr, col, *order = storage.tensors
+    return nbytes(rowptr, col, *(order if value_bytes else ())) + value_bytes * col.shape[0]
+
+
+register(Format("csr", build, spmm, coordinates, matrix_bytes))
 
 
 def _aot_case(kernel: Any, name: str, dtype: str, F: int, present: tuple[str, ...], reduce: str = "sum") -> AotCase:

@@ -15,21 +15,42 @@ import triton.language as tl
 
 
 @triton.jit
-def _beats(a, b):
+def beats(a, b):
     """Whether a replaces b as the maximum, where NaN is above everything."""
     return (a > b) | ((a != a) & (b == b))
 
 
 @triton.jit
-def _maximum(a, b):
+def maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def earliest_maximum(a, a_arg, b, b_arg):
     """The larger of two (value, entry) pairs; the one with the smaller entry of two that are equal."""
-    take = _beats(b, a) | (((a == b) | ((a != a) & (b != b))) & (b_arg < a_arg))
+    take = beats(b, a) | (((a == b) | ((a != a) & (b != b))) & (b_arg < a_arg))
     return tl.where(take, b, a), tl.where(take, b_arg, a_arg)
+
+
+@triton.jit
+def columns(pid_f, F, BLOCK_F: tl.constexpr, OVERLAP: tl.constexpr):
+    """Columns of tile pid_f and which of them exist; with OVERLAP the last tile is moved back to end at F."""
+    first = pid_f * BLOCK_F
+    if OVERLAP:
+        first = tl.minimum(first, F - BLOCK_F)
+    offs_f = first + tl.arange(0, BLOCK_F)
+    return offs_f, offs_f < F
+
+
+@triton.jit
+def keep(acc, arg, slot, carry_ptr, carry_arg_ptr, offs_f, m_f, F):
+    """Store a piece of a row, cut between programs, for the kernel that joins them: slot 2 p is how the row that
+    program
+    p finds begun went on, and slot 2 p + 1 the row that it leaves unfinished."""
+    offs = slot * F + offs_f
+    tl.store(carry_ptr + offs, acc, mask=m_f)
+    if carry_arg_ptr is not None:
+        tl.store(carry_arg_ptr + offs, arg, mask=m_f)
 
 
 @triton.jit
@@ -109,7 +130,7 @@ def fold(
             else:
                 if BATCH > 1:
                     term = tl.where(m_e[:, None], term, -float("inf"))
-                acc = _maximum(acc, term)
+                acc = maximum(acc, term)
     return acc, arg
 
 
@@ -121,7 +142,7 @@ def collapse(acc, arg, WITH_ARG: tl.constexpr, REDUCE: tl.constexpr):
     elif WITH_ARG:
         return tl.reduce((acc, arg), 0, earliest_maximum)
     else:
-        return tl.reduce(acc, 0, _maximum), tl.min(arg, axis=0)
+        return tl.reduce(acc, 0, maximum), tl.min(arg, axis=0)
 
 
 @triton.jit
@@ -132,7 +153,7 @@ def merge(acc, arg, other, other_arg, WITH_ARG: tl.constexpr, REDUCE: tl.constex
     elif WITH_ARG:
         return earliest_maximum(acc, arg, other, other_arg)
     else:
-        return _maximum(acc, other), arg
+        return maximum(acc, other), arg
 
 
 @triton.jit

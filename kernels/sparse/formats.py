@@ -7,11 +7,13 @@ touches neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from .pattern import Pattern
@@ -62,14 +64,21 @@ class Format:
     """A storage format.
 
     name: lower case, unique.
-    build: (pattern, transposed) -> storage of the pattern or of its transpose. Entries keep the numbers they have in
-        the pattern.
+    build: (pattern, transposed, params, limit) -> storage of the pattern or of its transpose. Entries keep the numbers
+        they have in the pattern. `params` holds a value for every name in `params` of the format. Raises ValueError,
+        by `check_bytes`, before it allocates more than `limit` bytes.
     spmm: the launcher.
+    coordinates: (storage, rows, columns) -> (row, col, entry), int64 [nnz] each, in any order: the way back.
+    matrix_bytes: (storage, bytes of a value or 0) -> bytes of the matrix that one sum reads.
+    params: the integers that `SparseMatrix.to` takes for this format, with their defaults.
     """
 
     name: str
-    build: Callable[[Pattern, bool], Storage]
+    build: Callable[[Pattern, bool, Mapping[str, int], int], Storage]
     spmm: Launcher
+    coordinates: Callable[[Storage, int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    matrix_bytes: Callable[[Storage, int], int]
+    params: Mapping[str, int] = field(default_factory=dict)
 
 
 FORMATS: dict[str, Format] = {}
@@ -96,3 +105,58 @@ def lookup(name: str) -> Format:
         return FORMATS[name]
     except KeyError:
         raise ValueError(f"format: need one of {', '.join(sorted(FORMATS))}, got {name!r}") from None
+
+
+def check_bytes(format: str, needed: int, limit: int, why: str) -> None:
+    """Refuse a storage that padding blows up.
+
+    Raises:
+        ValueError: needed > limit; it states both, and `why`.
+    """
+    if needed > limit:
+        raise ValueError(
+            f"format: {format} would take {needed:,} bytes, over the limit of {limit:,} ({why}); "
+            f"pass limit_bytes={needed} to build it all the same"
+        )
+
+
+def refuse_repeats(format: str, row: torch.Tensor, col: torch.Tensor) -> None:
+    """Formats with one place for each coordinate cannot hold the parallel edges of a multigraph.
+
+    row, col: sorted by row and then by column. Raises ValueError.
+    """
+    if bool(((row[1:] == row[:-1]) & (col[1:] == col[:-1])).any()):
+        raise ValueError(
+            f"format: {format} has one place for a coordinate, and this matrix repeats some; "
+            'build it with duplicates="sum"'
+        )
+
+
+def nbytes(*tensors: torch.Tensor) -> int:
+    """Bytes of the elements of some tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def in_slots(value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Values of entries [nnz] in the order of a padded format: value[slots], 0 where a slot is negative.
+
+    Kept for as long as both tensors live and `value` is not written into, so that a matrix pays for it once. Values
+    that are trained change in every step, and optimisers and checkers of gradients may write past the count of writes.
+    """
+    if value.requires_grad:
+        return _pack(value.detach(), slots)
+    kept = _in_slots.setdefault(value, {})
+    found = kept.get(id(slots))
+    if found is not None and found[0]() is slots and found[1] == value._version:
+        return found[2]
+    packed = _pack(value, slots)
+    kept[id(slots)] = (weakref.ref(slots), value._version, packed)
+    return packed
+
+
+def _pack(value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return value[slots.clamp(min=0).flatten()].view(slots.shape).masked_fill_(slots < 0, 0)
+
+
+# By the identity of the tensor, and gone with it: an address may come to belong to another one.
+_in_slots: MutableMapping[torch.Tensor, dict[int, tuple[Any, int, torch.Tensor]]] = WeakTensorKeyDictionary()

@@ -9,12 +9,15 @@ import torch
 
 from .build import VALUE_DTYPES, as_index, as_value, check_bounds, check_duplicates, check_rowptr, check_shape
 from .formats import FORMATS, Storage, lookup
-from .pattern import Pattern, canonical
+from .pattern import Params, Pattern, canonical
+from .traffic import Traffic, traffic
 
 if TYPE_CHECKING:
     import scipy.sparse
 
-DEFAULT_FORMAT = "csr"
+# A format with the parameters it is built with.
+FormatKey = tuple[str, Params]
+DEFAULT_FORMAT: FormatKey = ("csr", ())
 
 
 class SparseMatrix:
@@ -37,7 +40,7 @@ class SparseMatrix:
         pattern: Pattern,
         value: torch.Tensor | None = None,
         transposed: bool = False,
-        formats: tuple[str, str] = (DEFAULT_FORMAT, DEFAULT_FORMAT),
+        formats: tuple[FormatKey, FormatKey] = (DEFAULT_FORMAT, DEFAULT_FORMAT),
     ):
         """Internal: trusts its arguments. `formats` are those of the matrix itself and of its transpose."""
         self.pattern = pattern
@@ -233,7 +236,12 @@ class SparseMatrix:
     @property
     def format(self) -> str:
         """Storage format that products with this matrix use (products with its transpose: `A.T.format`)."""
-        return self._formats[0]
+        return self._formats[0][0]
+
+    @property
+    def params(self) -> dict[str, int]:
+        """The parameters that the format was built with, such as the block size of BSR; {} if it has none."""
+        return dict(self._formats[0][1])
 
     @property
     def nbytes(self) -> int:
@@ -244,7 +252,8 @@ class SparseMatrix:
 
     def storage(self) -> Storage:
         """This matrix in its format, built on first use. For operators."""
-        return self.pattern.storage(self._formats[0], self._transposed)
+        format, params = self._formats[0]
+        return self.pattern.storage(format, self._transposed, params)
 
     def inverse_counts(self, dtype: torch.dtype) -> torch.Tensor:
         """1 / number of entries of every row, 1 for an empty row: [rows]. For operators."""
@@ -265,29 +274,45 @@ class SparseMatrix:
     def with_values(self, value: torch.Tensor | None) -> SparseMatrix:
         """The same pattern with other values [nnz] in the order of `row` and `col`, or with none.
 
-        Formats built for one are there for the other. Gradients flow back to `value`.
+        Formats built for one are there for the other. Gradients flow back to `value`. Padded formats keep a copy of
+        values that need no gradient, and notice in-place writes as autograd does: not those through `.data` or NumPy.
         """
         value = as_value("value", value, self.nnz, self.device)
         return SparseMatrix(self.pattern, value, self._transposed, self._formats)
 
-    def to(self, target: str | torch.device | torch.dtype) -> SparseMatrix:
+    def to(
+        self, target: str | torch.device | torch.dtype, *, limit_bytes: int | None = None, **params: int
+    ) -> SparseMatrix:
         """The matrix on another device, with values of another dtype, or stored in another format.
 
         `A.to("cuda")` moves, `A.to(torch.bfloat16)` casts the values, and `A.to("csr")` builds the format at once and
         makes products with A use it. The transpose, by which gradients come back, has a format of its own:
         `A.T.to("csr").T`.
 
+        Args:
+            target: a format, a dtype or a device.
+            limit_bytes: most bytes that a format may take, whose padding depends on the pattern; by default eight
+                times what coordinates and fp32 values take, and 1 MiB.
+            params: of the format (its page in docs/formats.md lists them), as in `A.to("bsr", block=16)`.
+
         Raises:
-            ValueError: neither a format, a dtype nor a device.
+            TypeError: a parameter that the format does not have, or that is not an integer.
+            ValueError: neither a format, a dtype nor a device; a parameter out of range; a storage over the limit, with
+                the bytes it would take; repeated coordinates in a format that has one place for each.
         """
+        if isinstance(target, str) and target in FORMATS:
+            key = (target, _complete(target, params))
+            limit = None if limit_bytes is None else int(limit_bytes)
+            self.pattern.storage(target, self._transposed, key[1], limit)
+            return SparseMatrix(self.pattern, self._value, self._transposed, (key, self._formats[1]))
+        if params or limit_bytes is not None:
+            given = ", ".join([*params, *([] if limit_bytes is None else ["limit_bytes"])])
+            raise TypeError(f"{given}: only a format takes parameters, and target is {target!r}")
         if isinstance(target, torch.dtype):
             if target not in VALUE_DTYPES:
                 raise TypeError(f"target: values can be {_names(VALUE_DTYPES)}, got {target}")
             value = None if self._value is None else self._value.to(target)
             return SparseMatrix(self.pattern, value, self._transposed, self._formats)
-        if isinstance(target, str) and target in FORMATS:
-            self.pattern.storage(lookup(target).name, self._transposed)
-            return SparseMatrix(self.pattern, self._value, self._transposed, (target, self._formats[1]))
         try:
             device = torch.empty(0, device=target).device
         except RuntimeError as error:
@@ -297,6 +322,19 @@ class SparseMatrix:
             ) from error
         value = None if self._value is None else self._value.to(device)
         return SparseMatrix(self.pattern.to(device), value, self._transposed, self._formats)
+
+    def traffic(self, op: str, F: int, dtype: torch.dtype = torch.float32) -> Traffic:
+        """Bytes that one call of an operator with this matrix moves, in its format.
+
+        Args:
+            op: "spmm" (a sum) or "sddmm" (a dot product for every entry).
+            F: columns of the dense operands.
+            dtype: of the dense operands.
+
+        Raises:
+            ValueError: an operator that is not one of these, a negative F.
+        """
+        return traffic(self, op, F, dtype)
 
     def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """As a dense tensor [rows, columns], equal coordinates summed; fp32 by default if unweighted."""
@@ -327,6 +365,18 @@ class SparseMatrix:
             f"SparseMatrix({rows} x {cols}, nnz={self.nnz}, {kind}{grad}, {self.format}, "
             f"index={str(self.row.dtype).removeprefix('torch.')}, device={self.device})"
         )
+
+
+def _complete(format: str, params: dict[str, int]) -> Params:
+    """Parameters with the format's defaults filled in, sorted by name. Raises TypeError."""
+    defaults = lookup(format).params
+    for name, value in params.items():
+        if name not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise TypeError(f"{name}: {format} has no such parameter; it has {known}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: need an integer, got {value!r}")
+    return tuple(sorted((dict(defaults) | params).items()))
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

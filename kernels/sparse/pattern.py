@@ -9,6 +9,8 @@ from .formats import Storage, lookup
 
 INT32_MAX = 2**31 - 1
 
+Params = tuple[tuple[str, int], ...]
+
 
 class Pattern:
     """Coordinates of the entries, sorted by row and then by column, and the storages built from them so far.
@@ -25,7 +27,7 @@ class Pattern:
         self.col = col
         self.shape = shape
         self.nnz = row.shape[0]
-        self._storages: dict[tuple[str, bool], Storage] = {}
+        self._storages: dict[tuple[str, bool, Params], Storage] = {}
         self._order: torch.Tensor | None = None
         self._symmetric: bool | None = None
         self._inverse_counts: dict[tuple[bool, torch.dtype], torch.Tensor] = {}
@@ -41,16 +43,21 @@ class Pattern:
             self._order = torch.argsort(self.col, stable=True).to(self.row.dtype)
         return self.col[self._order], self.row[self._order], self._order
 
-    def storage(self, format: str, transposed: bool) -> Storage:
-        """The pattern or its transpose in a format, built on first use."""
-        key = (format, transposed)
+    def storage(self, format: str, transposed: bool, params: Params = (), limit: int | None = None) -> Storage:
+        """The pattern or its transpose in a format, built on first use.
+
+        params: what `SparseMatrix.to` was given, the defaults filled in, sorted by name.
+        limit: most bytes that it may take, by default eight times those of coordinates and fp32 values, and 1 MiB.
+        """
+        key = (format, transposed, params)
         if key not in self._storages:
-            self._build(key)
+            self._build(key, 8 * 12 * self.nnz + (1 << 20) if limit is None else limit)
         return self._storages[key]
 
     @torch.compiler.disable(reason='build the storages of a matrix before compilation: A.to("csr"), A.T.to("csr")')
-    def _build(self, key: tuple[str, bool]) -> None:
-        self._storages[key] = lookup(key[0]).build(self, key[1])
+    def _build(self, key: tuple[str, bool, Params], limit: int) -> None:
+        format, transposed, params = key
+        self._storages[key] = lookup(format).build(self, transposed, dict(params), limit)
 
     def is_symmetric(self) -> bool:
         """Whether (i, k) is an entry as often as (k, i) is. Exact; found out once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braidwork.kernels.sparse import FORMATS, SparseMatrix, spmm
-from braidwork.kernels.sparse.formats import Format, register
+from braidwork.kernels.sparse.formats import register
 from braidwork.kernels.testing import graph_zoo
 
 _spec = importlib.util.spec_from_file_location("sparse_reference", Path(__file__).with_name("reference.py"))
@@ -166,14 +167,17 @@ def test_views_share_what_they_can() -> None:
 def test_each_direction_has_its_own_format() -> None:
     built = []
 
-    def build(pattern, transposed):
-        built.append(transposed)
-        return FORMATS["csr"].build(pattern, transposed)
+    csr = FORMATS["csr"]
 
-    register(Format("spy", build, FORMATS["csr"].spmm))
+    def build(pattern, transposed, params, limit):
+        built.append(transposed)
+        return csr.build(pattern, transposed, params, limit)
+
+    spy = dataclasses.replace(csr, name="spy", build=build)
+    register(spy)
     try:
         with pytest.raises(ValueError, match="already registered"):
-            register(Format("spy", build, FORMATS["csr"].spmm))
+            register(spy)
         A = SparseMatrix.from_coo([0, 1, 2], [1, 2, 2], [1.0, 2.0, 3.0], (3, 4))
         B = A.T.to("spy").T
         assert (B.format, B.T.format, A.T.format, built) == ("csr", "spy", "csr", [True])

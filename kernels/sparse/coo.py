@@ -1,0 +1,238 @@
+"""COO: entries sorted by row, in equal shares. Runs of one row are reduced in registers; nothing is added atomically.
+
+A row that is cut between programs is summed up in pieces, in a fixed order, by a second kernel, and the program that
+meets the end of a gap writes the empty rows in it, so y is written once and results are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from .. import alloc
+from ..launch import launch
+from ..target import backend_of
+from .config import ceil_div, pick_coo
+from .fold import collapse, columns, finish, fold, keep, merge, start
+from .formats import Format, Storage, nbytes, register
+from .pattern import Pattern
+
+# Storage: tensors [row [nnz], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]]; no meta.
+
+
+def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
+    """See `formats.Format`."""
+    row, col, order = pattern.sorted(transposed)
+    return Storage([row, col] if order is None else [row, col, order], [])
+
+
+@triton.jit
+def _run_end(position, end, row, row_ptr, SCAN: tl.constexpr):
+    """The first position from `position` on that is not in row `row`, at most `end`."""
+    more = SCAN
+    while more == SCAN:
+        offs = position + tl.arange(0, SCAN)
+        more = tl.sum((tl.load(row_ptr + offs, mask=offs < end, other=-1) == row).to(tl.int32), axis=0)
+        position += more
+    return position
+
+
+@triton.jit
+def _complete(
+    acc, arg, row, row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
+    REDUCE: tl.constexpr, MASK_F: tl.constexpr,
+):  # fmt: skip
+    """Write a row of which (acc, arg) is all, or all but what base holds of it."""
+    if base_ptr is not None:
+        offs = row * F + offs_f
+        base = tl.load(base_ptr + offs, mask=m_f, other=0.0)
+        base_arg = arg
+        if base_arg_ptr is not None:
+            base_arg = tl.load(base_arg_ptr + offs, mask=m_f, other=0)
+        acc, arg = merge(base, base_arg, acc, arg, arg_ptr is not None, REDUCE)
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + row).to(tl.int64)
+    finish(acc, arg, row, False, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+
+
+@triton.jit
+def _empty(first, last, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr):
+    """Write rows first to last - 1, which have no entries."""
+    acc, arg = start(x_ptr, col_ptr, "sum", 1, BLOCK_F)
+    acc, arg = collapse(acc, arg, False, "sum")
+    for row in range(first, last):
+        finish(acc, arg, row, True, None, y_ptr, arg_ptr, offs_f, m_f, F, "max", MASK_F)
+
+
+@triton.jit
+def coo_spmm_kernel(
+    row_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
+    carry_ptr, carry_arg_ptr, rows_ptr, base_ptr, base_arg_ptr, rows, nnz, F, stride_x, share,
+    REDUCE: tl.constexpr, BATCH: tl.constexpr, SCAN: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
+
+    row, col, perm, value: [nnz], sorted by row; x: [K, F] with rows stride_x apart; route: [K, F]; y, arg: [rows, F];
+    carry: [programs, 2, F]. With rows_ptr, row j of the entries is row rows[j] of y, every j has entries, and
+    base [j, F] is the accumulator of entries that come before them.
+    Program (p, q) owns entries p * share to (p + 1) * share - 1 in the q-th tile of BLOCK_F columns.
+    """
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    pid = tl.program_id(0).to(tl.int64)
+    begin = pid * share
+    end = tl.minimum(begin + share, nnz)
+    previous = tl.full((), -1, tl.int64)
+    if begin > 0:
+        previous = tl.load(row_ptr + begin - 1).to(tl.int64)
+    following = tl.full((), 0, tl.int64) + rows
+    if end < nnz:
+        following = tl.load(row_ptr + end).to(tl.int64)
+    position = begin
+    while position < end:
+        row = tl.load(row_ptr + position).to(tl.int64)
+        stop = _run_end(position, end, row, row_ptr, SCAN)
+        scale_row = row
+        if rows_ptr is not None:
+            scale_row = tl.load(rows_ptr + row).to(tl.int64)
+        acc, arg = start(x_ptr, col_ptr, REDUCE, BATCH, BLOCK_F)
+        acc, arg = fold(
+            acc, arg, scale_row, position, stop, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr,
+            route_ptr, offs_f, m_f, F, stride_x, arg_ptr is not None, REDUCE, BATCH, MASK_F,
+        )  # fmt: skip
+        acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
+        if stop == end and row == following:
+            keep(acc, arg, 2 * pid + 1, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
+        elif row == previous:
+            keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
+        else:
+            _complete(
+                acc, arg, row, row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
+                REDUCE, MASK_F,
+            )  # fmt: skip
+        if rows_ptr is None:
+            _empty(previous + 1, row, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F)
+        previous = row
+        position = stop
+    if rows_ptr is None:
+        if end == nnz:
+            _empty(previous + 1, following, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F)
+
+
+@triton.jit
+def coo_spmm_join_kernel(
+    row_ptr, row_scale_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, nnz, F, share,
+    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Write the row that ends in the share of program p and began in an earlier one, from its pieces in order."""
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    pid = tl.program_id(0).to(tl.int64) + 1
+    begin = pid * share
+    end = tl.minimum(begin + share, nnz)
+    row = tl.load(row_ptr + begin)
+    found_begun = tl.load(row_ptr + begin - 1) == row
+    ends_here = True
+    if end < nnz:
+        ends_here = tl.load(row_ptr + end) != row
+    if found_begun & ends_here:
+        # The share in which the row begins: the last whose first entry is preceded by another row.
+        piece = pid - 1
+        looking = piece > 0
+        while looking:
+            at = piece * share
+            looking = (tl.load(row_ptr + at - 1) == row) & (tl.load(row_ptr + at) == row)
+            if looking:
+                piece -= 1
+                looking = piece > 0
+        offs = (2 * piece + 1) * F + offs_f
+        acc = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
+        arg = offs_f * 0
+        if arg_ptr is not None:
+            arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
+        for other in range(piece + 1, pid + 1):
+            slot = 2 * other + 1
+            if other == pid:
+                slot = 2 * other
+            offs = slot * F + offs_f
+            more = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
+            more_arg = arg
+            if arg_ptr is not None:
+                more_arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
+            acc, arg = merge(acc, arg, more, more_arg, arg_ptr is not None, REDUCE)
+        _complete(
+            acc, arg, row.to(tl.int64), row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
+            offs_f, m_f, F, REDUCE, MASK_F,
+        )  # fmt: skip
+
+
+def run(
+    storage: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    rows: int, value: torch.Tensor | None, x: torch.Tensor,
+    row_scale: torch.Tensor | None, col_scale: torch.Tensor | None, reduce: str,
+    y: torch.Tensor, arg: torch.Tensor | None, route: torch.Tensor | None,
+    base: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+) -> None:  # fmt: skip
+    """Launch both kernels over (row, col, perm) into y and arg; base is (rows, base, base_arg), see the kernel."""
+    row, col, perm = storage
+    nnz, F = col.shape[0], x.shape[1]
+    config = pick_coo(nnz, F, x.dtype, backend_of(x.device))
+    tiles, programs = ceil_div(F, config.block_f), ceil_div(nnz, config.share)
+    carry_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    carry = torch.empty((programs, 2, F), dtype=carry_dtype, device=x.device)
+    carry_arg = None if arg is None else torch.empty((programs, 2, F), dtype=col.dtype, device=x.device)
+    meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
+    launch(
+        coo_spmm_kernel, (programs, tiles), row, col, perm, value, x, row_scale, col_scale, route, y, arg,
+        carry, carry_arg, *base, rows, nnz, F, x.stride(0), config.share,
+        BATCH=config.batch, SCAN=16, **meta, **config.options,
+    )  # fmt: skip
+    if programs > 1:
+        launch(
+            coo_spmm_join_kernel, (programs - 1, tiles), row, row_scale, carry, carry_arg, y, arg, *base,
+            nnz, F, config.share, **meta, **config.options,
+        )  # fmt: skip
+
+
+def spmm(
+    storage: Storage,
+    rows: int,
+    value: torch.Tensor | None,
+    x: torch.Tensor,
+    row_scale: torch.Tensor | None,
+    col_scale: torch.Tensor | None,
+    reduce: str,
+    with_arg: bool = False,
+    route: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `formats.Launcher`."""
+    row, col, *order = storage.tensors
+    perm = order[0] if order and (value is not None or with_arg or route is not None) else None
+    F = x.shape[1]
+    if x.stride(1) != 1 and F > 1:
+        x = x.contiguous()
+    y = alloc.empty((rows, F), x.dtype, x.device)
+    arg = alloc.empty((rows, F), col.dtype, x.device) if with_arg else col.new_empty(0)
+    if not y.numel():
+        return y, arg
+    if not col.shape[0]:
+        return y.zero_(), arg.fill_(-1)
+    run((row, col, perm), rows, value, x, row_scale, col_scale, reduce, y, arg if with_arg else None, route)
+    return y, arg
+
+
+def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `formats.Format`."""
+    row, col, *order = storage.tensors
+    return row.long(), col.long(), order[0].long() if order else torch.arange(col.shape[0], device=col.device)
+
+
+def matrix_bytes(storage: Storage, value_bytes: int) -> int:
+    """See `formats.Format`."""
+    row, col, *order = storage.tensors
+    return nbytes(row, col, *(order if value_bytes else ())) + value_bytes * col.shape[0]
+
+
+register(Format("coo", build, spmm, coordinates, matrix_bytes))

@@ -1,0 +1,74 @@
+"""ELL: every row padded to the length of the longest. For matrices whose rows are all about as long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from . import slices
+from .config import ceil_div
+from .formats import Format, Storage, check_bytes, nbytes, register
+from .pattern import Pattern
+
+# Storage: tensors [col, slots], both [slices * width, lanes] as in `slices`; meta [width, steps without padding].
+
+
+def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
+    """See `formats.Format`. Raises ValueError: `lanes` is not a power of two; over the limit."""
+    lanes = slices.lanes_for(check_lanes(params["lanes"]), pattern.shape[transposed])
+    counts = pattern.row_counts(transposed)
+    rows = counts.shape[0]
+    groups = ceil_div(rows, lanes)
+    width, full = (int(counts.max()), int(counts.min())) if rows else (0, 0)
+    _, col, order = pattern.sorted(transposed)
+    needed = 2 * groups * lanes * width * col.element_size()
+    check_bytes("ell", needed, limit, f"{rows} rows padded to the {width} entries of the longest, for {pattern.nnz}")
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    start = torch.arange(groups + 1, device=col.device) * width
+    in_lane = slices.slice_rows(rows, lanes, None, col.device)
+    return Storage([*slices.fill(in_lane, start, start.diff(), counts, rowptr, col, order)], [width, full])
+
+
+def check_lanes(lanes: int, name: str = "lanes") -> int:
+    """Raises ValueError: not a power of two from 1 to 64."""
+    if lanes not in (1, 2, 4, 8, 16, 32, 64):
+        raise ValueError(f"{name}: need a power of two from 1 to 64, got {lanes}")
+    return lanes
+
+
+def spmm(
+    storage: Storage,
+    rows: int,
+    value: torch.Tensor | None,
+    x: torch.Tensor,
+    row_scale: torch.Tensor | None,
+    col_scale: torch.Tensor | None,
+    reduce: str,
+    with_arg: bool = False,
+    route: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `formats.Launcher`."""
+    (col, slots), (width, full) = storage
+    return slices.run(
+        (None, None, None, col, slots), ceil_div(rows, col.shape[1]), rows, width, full, width,
+        value, x, row_scale, col_scale, reduce, with_arg, route,
+    )  # fmt: skip
+
+
+def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `formats.Format`."""
+    (col, slots), (width, _) = storage
+    lanes = col.shape[1]
+    in_lane = slices.slice_rows(rows, lanes, None, col.device)
+    row = in_lane.repeat_interleave(width, 0) if width else in_lane[:0]
+    return slices.entries(row, col, slots)
+
+
+def matrix_bytes(storage: Storage, value_bytes: int) -> int:
+    """See `formats.Format`."""
+    col = storage.tensors[0]
+    return nbytes(col) + value_bytes * col.numel()
+
+
+register(Format("ell", build, spmm, coordinates, matrix_bytes, {"lanes": 8}))

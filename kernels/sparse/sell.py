@@ -1,0 +1,81 @@
+"""SELL-C-sigma: rows sorted by length within windows of sigma, and slices of C of them padded to their longest.
+
+M. Kreutzer, G. Hager, G. Wellein, H. Fehske and A. R. Bishop, "A unified sparse matrix data format for efficient
+general
+sparse matrix-vector multiplication on modern processors with wide SIMD units", SIAM J. Sci. Comput. 36(5), 2014.
+Here a lane holds a row of y and not an element, so C asks how many rows are in flight and not how wide a vector is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from . import slices
+from .ell import check_lanes
+from .formats import Format, Storage, check_bytes, nbytes, register
+from .pattern import Pattern
+
+# Storage: tensors [slice [slices + 1], full [slices], rows [slices, C], col, slots [steps, C]] as in `slices`; no meta.
+
+
+def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
+    """See `formats.Format`. Raises ValueError: c is no power of two, sigma not positive; over the limit."""
+    lanes = slices.lanes_for(check_lanes(params["c"], "c"), pattern.shape[transposed])
+    sigma = params["sigma"]
+    if sigma < 1:
+        raise ValueError(f"sigma: need at least 1, got {sigma}")
+    counts = pattern.row_counts(transposed)
+    rows = counts.shape[0]
+    _, col, number = pattern.sorted(transposed)
+    order = None
+    if sigma > 1 and rows:
+        # Windows in order, in each the longest row first, equals as they were.
+        window = torch.arange(rows, device=col.device) // sigma
+        order = torch.argsort(window * (int(counts.max()) + 1) - counts, stable=True)
+    in_lane = slices.slice_rows(rows, lanes, order, col.device)
+    lengths = counts[in_lane]
+    width = lengths.amax(1) if rows else lengths.sum(1)
+    start = torch.nn.functional.pad(width.cumsum(0), (1, 0))
+    needed = (2 * int(start[-1]) + in_lane.shape[0]) * lanes * col.element_size()
+    check_bytes("sell", needed, limit, f"slices of {lanes} rows padded to their longest, for {pattern.nnz} entries")
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    filled = slices.fill(in_lane, start, width, counts, rowptr, col, number)
+    full = lengths.amin(1) if rows else width
+    return Storage([*(t.to(col.dtype) for t in (start, full, in_lane)), *filled], [])
+
+
+def spmm(
+    storage: Storage,
+    rows: int,
+    value: torch.Tensor | None,
+    x: torch.Tensor,
+    row_scale: torch.Tensor | None,
+    col_scale: torch.Tensor | None,
+    reduce: str,
+    with_arg: bool = False,
+    route: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `formats.Launcher`."""
+    start, full, in_lane, col, slots = storage.tensors
+    count = in_lane.shape[0]
+    return slices.run(
+        (start, full, in_lane, col, slots), count, rows, 0, 0, col.shape[0] / max(count, 1),
+        value, x, row_scale, col_scale, reduce, with_arg, route,
+    )  # fmt: skip
+
+
+def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `formats.Format`."""
+    start, _, in_lane, col, slots = storage.tensors
+    return slices.entries(in_lane.long().repeat_interleave(start.long().diff(), 0), col, slots)
+
+
+def matrix_bytes(storage: Storage, value_bytes: int) -> int:
+    """See `formats.Format`."""
+    *index, col, _ = storage.tensors
+    return nbytes(*index, col) + value_bytes * col.numel()
+
+
+register(Format("sell", build, spmm, coordinates, matrix_bytes, {"c": 8, "sigma": 1024}))

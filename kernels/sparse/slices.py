@@ -1,0 +1,183 @@
+"""Slices of rows that are padded to one length: what ELL, SELL-C-sigma and HYB have in common.
+
+A slice is `lanes` rows; its entries lie step by step, the first of every row, the second of every row, and so on. Index
+arrays are [steps of all slices, lanes]: `col` (-1 where a row has no entry left) and `slots`, the number of the entry
+(-1 likewise). The last slice is filled up with rows that are there already, whose results are written twice and alike,
+so that no lane ever lies outside of the matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .. import alloc
+from ..launch import launch
+from ..target import backend_of
+from .config import ceil_div, pick_lanes
+from .fold import columns, start
+from .formats import in_slots
+from .lanes import finish_lanes, gather, signs, take, weights
+
+
+@triton.jit
+def slices_spmm_kernel(
+    slice_ptr, full_ptr, rows_ptr, col_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    y_ptr, arg_ptr, tail_ptr, base_ptr, base_arg_ptr, slices, rows, width, full, F, stride_x, share, tiles,
+    LANES: tl.constexpr, REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
+
+    Slice s has steps slice[s] to slice[s + 1] - 1, in the first full[s] of which no row is padded; without slice, every
+    slice has `width` steps and `full` of these. Its rows are rows[s, :], without rows those from s * LANES on.
+    col, slots, value: [steps, LANES]; x: [K, F] with rows stride_x apart; route: [K, F]; y, arg: [rows, F].
+    With tail [rows], a row i with tail[i] >= 0 is not done: its accumulator goes to base[tail[i], :].
+    Program (p, q) owns slices p * share to (p + 1) * share - 1 in tiles q, q + 1 * q-axis of the grid, ...
+    of BLOCK_F columns: one tile on a GPU, all of them on a CPU, which has the next piece of a row in cache by then.
+    """
+    acc_dtype: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
+    lanes = tl.arange(0, LANES)[:, None]
+    first = tl.program_id(0).to(tl.int64) * share
+    last = tl.minimum(first + share, slices)
+    for s in range(first, last):
+        if slice_ptr is None:
+            begin = s * width
+            end = begin + width
+            padded = begin + full
+        else:
+            begin = tl.load(slice_ptr + s).to(tl.int64)
+            end = tl.load(slice_ptr + s + 1).to(tl.int64)
+            padded = begin + tl.load(full_ptr + s)
+        if rows_ptr is None:
+            r = tl.minimum(s * LANES, rows - LANES) + lanes
+        else:
+            r = tl.load(rows_ptr + s * LANES + lanes)
+        sign = signs(row_scale_ptr, r, acc_dtype, REDUCE)
+        for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
+            offs_f, m_f = columns(tile, F, BLOCK_F, OVERLAP)
+            acc, arg = start(x_ptr, col_ptr, REDUCE, LANES, BLOCK_F)
+            for step in range(begin, padded):
+                at = step * LANES + lanes
+                k = tl.load(col_ptr + at)
+                entry = k
+                if slots_ptr is not None:
+                    entry = tl.load(slots_ptr + at)
+                w = weights(None if value_ptr is None else value_ptr + at, col_scale_ptr, k, acc_dtype)
+                x = gather(x_ptr, k, offs_f, m_f, stride_x, acc_dtype, MASK_F)
+                acc, arg = take(
+                    acc, arg, x, w, sign, entry, k, None, route_ptr, offs_f, m_f, F,
+                    False, arg_ptr is not None, REDUCE,
+                )  # fmt: skip
+            for step in range(padded, end):
+                at = step * LANES + lanes
+                k = tl.load(col_ptr + at)
+                present = k >= 0
+                k = tl.maximum(k, 0)
+                entry = k
+                if slots_ptr is not None:
+                    entry = tl.load(slots_ptr + at)
+                w = weights(None if value_ptr is None else value_ptr + at, col_scale_ptr, k, acc_dtype)
+                x = gather(x_ptr, k, offs_f, m_f, stride_x, acc_dtype, MASK_F)
+                acc, arg = take(
+                    acc, arg, x, w, sign, entry, k, present, route_ptr, offs_f, m_f, F,
+                    True, arg_ptr is not None, REDUCE,
+                )  # fmt: skip
+            is_empty = lanes < 0
+            if REDUCE != "sum":
+                is_empty = tl.load(col_ptr + begin * LANES + lanes, mask=(lanes >= 0) & (begin < end), other=-1) < 0
+            here = None
+            if tail_ptr is not None:
+                tail = tl.load(tail_ptr + r)
+                here = tail < 0
+                at = tail.to(tl.int64) * F + offs_f[None, :]
+                away = (tail >= 0) & m_f[None, :]
+                tl.store(base_ptr + at, acc, mask=away)
+                if base_arg_ptr is not None:
+                    tl.store(base_arg_ptr + at, arg, mask=away)
+            finish_lanes(acc, arg, r, is_empty, here, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+
+
+def lanes_for(lanes: int, rows: int) -> int:
+    """As many rows side by side as asked for, but no more than the matrix has, by a power of two."""
+    while lanes > max(rows, 1):
+        lanes //= 2
+    return lanes
+
+
+def slice_rows(rows: int, lanes: int, order: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Row in every lane of every slice: int64 [slices, lanes]. `order`: the rows in the order of the lanes."""
+    lane = torch.arange(ceil_div(rows, lanes) * lanes, device=device).view(-1, lanes)
+    if lane.shape[0]:
+        lane[-1] = torch.arange(rows - lanes, rows, device=device)
+    return lane if order is None else order[lane]
+
+
+def fill(
+    row_in_lane: torch.Tensor, slice_start: torch.Tensor, width: torch.Tensor, counts: torch.Tensor,
+    rowptr: torch.Tensor, col: torch.Tensor, order: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(col, slots) of slices, from CSR.
+
+    row_in_lane: [slices, lanes]; slice_start: [slices + 1] first steps; width: [slices] steps; counts: [rows] entries
+    of a row to take, from its first on.
+    """
+    slices, lanes = row_in_lane.shape
+    steps = int(slice_start[-1]) if slices else 0
+    of_step = torch.repeat_interleave(torch.arange(slices, device=col.device), width, output_size=steps)
+    within = torch.arange(steps, device=col.device) - slice_start[of_step]
+    row = row_in_lane[of_step]
+    present = within[:, None] < counts[row]
+    position = (rowptr[:-1].long()[row] + within[:, None]).masked_fill_(~present, 0)
+    if not col.shape[0]:
+        empty = torch.full((steps, lanes), -1, dtype=col.dtype, device=col.device)
+        return empty, empty.clone()
+    number = position if order is None else order[position]
+    return (
+        col[position].masked_fill_(~present, -1),
+        number.to(col.dtype).masked_fill_(~present, -1),
+    )
+
+
+def run(
+    storage: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor],
+    slices: int, rows: int, width: int, full: int, mean_width: float,
+    value: torch.Tensor | None, x: torch.Tensor, row_scale: torch.Tensor | None, col_scale: torch.Tensor | None,
+    reduce: str, with_arg: bool, route: torch.Tensor | None,
+    tail: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Launch over (slice, full, rows, col, slots); tail is (tail, base, base_arg). Returns as `formats.Launcher`."""
+    slice_start, slice_full, slice_row, col, slots = storage
+    F = x.shape[1]
+    if x.stride(1) != 1 and F > 1:
+        x = x.contiguous()
+    y = alloc.empty((rows, F), x.dtype, x.device)
+    arg = alloc.empty((rows, F), col.dtype, x.device) if with_arg else col.new_empty(0)
+    if not y.numel():
+        return y, arg
+    lanes = col.shape[1]
+    config = pick_lanes(lanes, mean_width, F, x.dtype, backend_of(x.device))
+    tiles = ceil_div(F, config.block_f)
+    launch(
+        slices_spmm_kernel, (ceil_div(slices, config.share), tiles if config.options else 1),
+        slice_start, slice_full, slice_row, col, slots if with_arg or route is not None else None,
+        None if value is None else in_slots(value, slots), x, row_scale, col_scale, route, y, arg if with_arg else None,
+        *tail, slices, rows, width, full, F, x.stride(0), config.share, tiles,
+        LANES=lanes, REDUCE=reduce, BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap,
+        **config.options,
+    )  # fmt: skip
+    return y, arg
+
+
+
+def entries(
+    row: torch.Tensor, col: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(row, col, entry) of what is present, each entry once: row, col and slots are [steps, lanes]."""
+    present = slots >= 0
+    row, col, entry = row[present].long(), col[present].long(), slots[present].long()
+    # Rows that fill up the last slice are there twice.
+    first = torch.full((int(entry.max()) + 1 if entry.shape[0] else 0,), -1, device=entry.device)
+    first[entry] = torch.arange(entry.shape[0], device=entry.device)
+    first = first[first >= 0]
+    return row[first], col[first], entry[first]
