@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import alloc
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_blocks
 from .fold import columns, start
-from .formats import Format, Storage, check_bytes, in_slots, nbytes, refuse_repeats, register
+from .formats import Format, Storage, check_bytes, in_slots, nbytes, operands, refuse_repeats, register
 from .lanes import finish_lanes, signs, take, weights
 from .pattern import Pattern
 
@@ -139,10 +138,7 @@ def spmm(
     """See `formats.Launcher`."""
     (blockptr, blockcol, slots), (cols, complete) = storage
     F, block = x.shape[1], slots.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), blockptr.dtype, x.device) if with_arg else blockptr.new_empty(0)
+    x, y, arg = operands(x, rows, blockptr, with_arg)
     if not y.numel():
         return y, arg
     block_rows = blockptr.shape[0] - 1

@@ -12,12 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import alloc
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_coo
 from .fold import collapse, columns, finish, fold, keep, merge, start
-from .formats import Format, Storage, nbytes, register
+from .formats import Format, Storage, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [row [nnz], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]]; no meta.
@@ -210,11 +209,7 @@ def spmm(
     """See `formats.Launcher`."""
     row, col, *order = storage.tensors
     perm = order[0] if order and (value is not None or with_arg or route is not None) else None
-    F = x.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), col.dtype, x.device) if with_arg else col.new_empty(0)
+    x, y, arg = operands(x, rows, col, with_arg)
     if not y.numel():
         return y, arg
     if not col.shape[0]:

@@ -17,7 +17,7 @@ from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_csc
 from .fold import collapse, columns, finish, merge, start
-from .formats import Format, Storage, check_bytes, nbytes, register
+from .formats import Format, Storage, check_bytes, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [colptr [panels, columns + 1], row [nnz], entry [nnz]], by panel, then by column, then by row;
@@ -141,10 +141,7 @@ def spmm(
     """See `formats.Launcher`."""
     (colptr, row, entry), (cols, height) = storage
     F = x.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), row.dtype, x.device) if with_arg else row.new_empty(0)
+    x, y, arg = operands(x, rows, row, with_arg)
     if not y.numel():
         return y, arg
     acc_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

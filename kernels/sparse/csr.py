@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import alloc
 from ..launch import launch
 from ..target import AotCase, backend_of
 from .config import SpmmConfig, ceil_div, pick_spmm
 from .fold import collapse, columns, finish, fold, keep, merge, start
-from .formats import Format, Storage, nbytes, register
+from .formats import Format, Storage, nbytes, operands, register
 from .pattern import Pattern
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -177,10 +176,7 @@ def spmm(
     rowptr, col, *order = storage.tensors
     perm = order[0] if order and (value is not None or with_arg or route is not None) else None
     F = x.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), col.dtype, x.device) if with_arg else col.new_empty(0)
+    x, y, arg = operands(x, rows, col, with_arg)
     if not y.numel():
         return y, arg
 
@@ -189,11 +185,11 @@ def spmm(
         config = pick_spmm(rows, nnz, storage.meta[0], F, x.dtype, backend_of(x.device))
     tiles = ceil_div(F, config.block_f)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
-    operands = (rowptr, col, perm, value, x, row_scale, col_scale, route, y, arg if with_arg else None)
+    given = (rowptr, col, perm, value, x, row_scale, col_scale, route, y, arg if with_arg else None)
     if not config.split:
         grid = (ceil_div(rows, config.share), tiles)
         launch(
-            csr_spmm_rows_kernel, grid, *operands, rows, F, x.stride(0), config.share,
+            csr_spmm_rows_kernel, grid, *given, rows, F, x.stride(0), config.share,
             BATCH=config.batch, **meta, **config.options,
         )  # fmt: skip
         return y, arg
@@ -203,11 +199,11 @@ def spmm(
     carry = torch.empty((programs, 2, F), dtype=carry_dtype, device=x.device)
     carry_arg = torch.empty((programs, 2, F), dtype=col.dtype, device=x.device) if with_arg else None
     launch(
-        csr_spmm_split_kernel, (programs, tiles), *operands, carry, carry_arg, rows, nnz, F, x.stride(0), config.share,
+        csr_spmm_split_kernel, (programs, tiles), *given, carry, carry_arg, rows, nnz, F, x.stride(0), config.share,
         BATCH=config.batch, **meta, **config.options,
     )  # fmt: skip
     launch(
-        csr_spmm_join_kernel, (programs, tiles), rowptr, row_scale, carry, carry_arg, y, operands[-1], rows, F,
+        csr_spmm_join_kernel, (programs, tiles), rowptr, row_scale, carry, carry_arg, y, given[-1], rows, F,
         config.share, **meta, **config.options,
     )  # fmt: skip
     return y, arg

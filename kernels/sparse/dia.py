@@ -8,12 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import alloc
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_lanes
 from .fold import columns, start
-from .formats import Format, Storage, check_bytes, in_slots, nbytes, refuse_repeats, register
+from .formats import Format, Storage, check_bytes, in_slots, nbytes, operands, refuse_repeats, register
 from .lanes import finish_lanes, gather, signs, take, weights
 from .pattern import Pattern
 from .slices import lanes_for
@@ -124,10 +123,7 @@ def spmm(
     """See `formats.Launcher`."""
     (offset, slots), (cols, complete, first, end) = storage
     F = x.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), offset.dtype, x.device) if with_arg else offset.new_empty(0)
+    x, y, arg = operands(x, rows, offset, with_arg)
     if not y.numel():
         return y, arg
     if not cols:

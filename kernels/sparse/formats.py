@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import alloc
+
 if TYPE_CHECKING:
     from .pattern import Pattern
 
@@ -135,6 +137,18 @@ def refuse_repeats(format: str, row: torch.Tensor, col: torch.Tensor) -> None:
 def nbytes(*tensors: torch.Tensor) -> int:
     """Bytes of the elements of some tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def operands(
+    x: torch.Tensor, rows: int, index: torch.Tensor, with_arg: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What every launcher starts with: x, copied if its last dimension has a stride other than 1, and y and arg
+    [rows, F] to be written, arg in the dtype of `index` and empty without `with_arg`."""
+    F = x.shape[1]
+    if x.stride(1) != 1 and F > 1:
+        x = x.contiguous()
+    y = alloc.empty((rows, F), x.dtype, x.device)
+    return x, y, alloc.empty((rows, F), index.dtype, x.device) if with_arg else index.new_empty(0)
 
 
 def in_slots(value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .. import alloc
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_lanes
 from .fold import columns, start
-from .formats import in_slots
+from .formats import in_slots, operands
 from .lanes import finish_lanes, gather, signs, take, weights
 
 
@@ -149,10 +148,7 @@ def run(
     """Launch over (slice, full, rows, col, slots); tail is (tail, base, base_arg). Returns as `formats.Launcher`."""
     slice_start, slice_full, slice_row, col, slots = storage
     F = x.shape[1]
-    if x.stride(1) != 1 and F > 1:
-        x = x.contiguous()
-    y = alloc.empty((rows, F), x.dtype, x.device)
-    arg = alloc.empty((rows, F), col.dtype, x.device) if with_arg else col.new_empty(0)
+    x, y, arg = operands(x, rows, col, with_arg)
     if not y.numel():
         return y, arg
     lanes = col.shape[1]
