@@ -19,6 +19,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from braidwork.kernels import alloc
+
 # Set before any test module is collected: kernels that are compiled anew in every run cannot be hidden behind a
 # stale object, and the coverage of the compiler does not depend on what an earlier run left behind.
 _KERNEL_CACHE = tempfile.mkdtemp(prefix="braidwork-kernels-")
@@ -26,6 +28,7 @@ os.environ["TRITON_CACHE_DIR"] = _KERNEL_CACHE
 
 POISONED_INTEGER = 90  # no test expects it, and as an index it stays near the start of a buffer
 ALLOCATORS = (
+    (alloc, "empty"),
     (torch, "empty"),
     (torch, "empty_like"),
     (torch, "empty_strided"),
