@@ -3,6 +3,8 @@
 A load or store whose addresses are consecutive is one (masked) vector access; equal addresses are one scalar access;
 only the rest is a gather or scatter. Masked-off lanes never touch memory, and read as `other` or else as 0.
 
+A volatile load whose value is not used is how a kernel asks for a cache line ahead of time; it becomes a prefetch.
+
 Where the CPU has no masked access of a kind, LLVM would write a branch for every lane. There the code asks once whether
 all lanes are on, which in most programs they are, and does without masks then; else it loops over the lanes.
 """
@@ -193,8 +195,34 @@ def _load_scalar(L: Lowering, a: Access) -> Row:
     return Row(n, elt, vec=L.emit(f"select i1 {on}, {ty} {L.vec(spread(L, row, n))}, {ty} {L.vec(a.data)}"))
 
 
+_LINE_BYTES = 64
+
+
+def _prefetch(L: Lowering, ptr: Tensor) -> None:
+    """Ask for the cache lines of a tile, in the second level: what comes early must not drive out what is in use.
+
+    An address that is not mapped is ignored by the CPU, so masks do not matter.
+    """
+    done: list[Row] = []
+    for row in ptr.rows:
+        if any(row is other for other in done):
+            continue
+        done.append(row)
+        if consecutive(row):
+            first, nbytes = _address(L, row), row.n * size_of(in_memory(row.elt[4:-1]))
+            places = [L.emit(f"getelementptr i8, ptr {first}, i64 {at}") for at in range(0, nbytes, _LINE_BYTES)]
+        else:
+            places = [L.vec(L.lane(row, k)) for k in range(1 if row.uniform else row.n)]
+        for at in places:
+            L.call("void", "llvm.prefetch.p0", f"ptr {at}, i32 0, i32 2, i32 1")
+
+
 @lowers("tt.load")
-def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: Tensor | None = None) -> Tensor:
+def _load(L: Lowering, op: Op, ptr: Tensor, mask: Tensor | None = None, other: Tensor | None = None) -> Tensor | None:
+    if not op.used and op.attr("isVolatile") == "true":
+        # It has to be done, and nobody looks: a load that wants the line in the cache.
+        _prefetch(L, ptr)
+        return None
     elt = op.types[0].elt
     given = level(L, [t for t in (ptr, mask, other) if t is not None])
     columns = [t.rows for t in given] + [[None] * len(given[0].rows)] * (3 - len(given))

@@ -7,6 +7,7 @@ operands, attributes, regions, types, location) and nothing of its meaning: mean
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -36,6 +37,7 @@ class Op:
     loc: str
     regions: list[Region] = field(default_factory=list)
     successors: list[tuple[str, list[str]]] = field(default_factory=list)
+    used: bool = True  # whether anything reads its results
 
     def attr(self, key: str, default: str | None = None) -> str | None:
         m = re.search(rf'(?:^|[{{<,\s]){re.escape(key)} = ("[^"]*"|array<[^>]*>|[^,}}>]+)', self.text)
@@ -61,6 +63,22 @@ class Func:
     results: list[Type]
     body: Region
     public: bool
+
+
+def _walk(region: Region) -> Iterator[Op]:
+    for block in region.blocks:
+        for op in block.ops:
+            yield op
+            for inner in op.regions:
+                yield from _walk(inner)
+
+
+def _mark_unused(body: Region) -> None:
+    read: set[str] = set()
+    for op in _walk(body):
+        read.update(op.operands, *(names for _, names in op.successors))
+    for op in _walk(body):
+        op.used = not read.isdisjoint(op.results)
 
 
 _PAIRS = {"(": ")", "<": ">", "{": "}", "[": "]"}
@@ -205,6 +223,7 @@ class _Reader:
             rest = head[j:].split("attributes")[0].rstrip("{ ").strip()
             results = _types(rest[1:]) if rest.startswith("→") else []
             region, _ = self.region([])
+            _mark_unused(region)
             funcs.append(Func(m.group(2).strip('"'), args, results, region, (m.group(1) or "").strip() == "public"))
         return funcs
 

@@ -17,9 +17,9 @@ from .formats import Format, Storage, check_bytes, in_slots, nbytes, operands, r
 from .lanes import finish_lanes, signs, take, weights
 from .pattern import Pattern
 
-# Storage: tensors [blockptr [block rows + 1], blockcol [blocks], slots [blocks, block columns, block rows]: the
-# number of
-# every entry or -1, by column, so that the rows of a column lie side by side]; meta [columns, every place is an entry].
+# Storage: tensors [blockptr [block rows + 1], blockcol [blocks], slots [blocks, block columns, block rows]: the number
+# of every entry or -1, by column, so that the rows of a column lie side by side]; meta [columns, every place is an
+# entry, spread].
 
 BLOCKS = (4, 8, 16, 32)
 
@@ -47,15 +47,17 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
     slots[of_entry * area + (col % block) * block + row % block] = number.to(dtype)
     complete = blocks.shape[0] * area == col.shape[0]
     blockcol = (blocks % max(block_cols, 1)).to(dtype)
-    return Storage([blockptr, blockcol, slots.view(-1, block, block)], [cols, int(complete)])
+    meta = [cols, int(complete), pattern.spread(transposed)]
+    return Storage([blockptr, blockcol, slots.view(-1, block, block)], meta)
 
 
 @triton.jit
 def bsr_spmm_kernel(
     blockptr_ptr, blockcol_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
-    block_rows, rows, cols, F, stride_x, share, tiles,
+    block_rows, blocks, rows, cols, F, stride_x, share, tiles,
     BLOCK: tl.constexpr, COMPLETE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr,
     REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -73,8 +75,8 @@ def bsr_spmm_kernel(
     for block_row in range(first, last):
         begin = tl.load(blockptr_ptr + block_row).to(tl.int64)
         end = tl.load(blockptr_ptr + block_row + 1).to(tl.int64)
-        for part in tl.static_range(BLOCK // LANES):
-            in_block = part * LANES + lanes
+        for part in range(0, BLOCK, LANES):
+            in_block = part + lanes
             r = block_row * BLOCK + in_block
             here = r < rows
             r = tl.minimum(r, rows - 1)
@@ -84,6 +86,13 @@ def bsr_spmm_kernel(
                 acc, arg = start(x_ptr, blockptr_ptr, REDUCE, LANES, BLOCK_F)
                 seen = in_block * 0
                 for position in range(begin, end):
+                    if AHEAD:
+                        later = tl.load(blockcol_ptr + tl.minimum(position + AHEAD, blocks - 1)).to(tl.int64) * BLOCK
+                        k = tl.minimum(later + inner, cols - 1)
+                        tl.load(
+                            x_ptr + k[:, None] * stride_x + offs_f[None, :], mask=m_f[None, :], other=0.0,
+                            volatile=True,
+                        )  # fmt: skip
                     k0 = tl.load(blockcol_ptr + position).to(tl.int64) * BLOCK
                     if DOT:
                         k = k0 + inner
@@ -136,7 +145,7 @@ def spmm(
     route: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
-    (blockptr, blockcol, slots), (cols, complete) = storage
+    (blockptr, blockcol, slots), (cols, complete, spread) = storage
     F, block = x.shape[1], slots.shape[1]
     x, y, arg = operands(x, rows, blockptr, with_arg)
     if not y.numel():
@@ -145,15 +154,16 @@ def spmm(
     # A matrix without blocks counts as complete, but its last block row may stick out.
     complete = bool(complete) and rows % block == 0
     plain = complete and reduce == "sum" and value is not None and col_scale is None and route is None
-    config = pick_blocks(block, blockcol.shape[0] / block_rows, F, x.dtype, backend_of(x.device), plain)
+    config = pick_blocks(block, blockcol.shape[0] / block_rows, spread, F, x.dtype, backend_of(x.device), plain)
     tiles = ceil_div(F, config.block_f)
     launch(
         bsr_spmm_kernel, (ceil_div(block_rows, config.share), tiles if config.options else 1),
         blockptr, blockcol, slots, None if value is None else in_slots(value, slots), x,
         row_scale, col_scale, route, y, arg if with_arg else None,
-        block_rows, rows, cols, F, x.stride(0), config.share, tiles,
+        block_rows, blockcol.shape[0], rows, cols, F, x.stride(0), config.share, tiles,
         BLOCK=block, COMPLETE=complete, DOT=config.dot, PRECISION=config.precision, LANES=config.lanes,
-        REDUCE=reduce, BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
+        AHEAD=config.ahead, REDUCE=reduce, BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap,
+        **config.options,
     )  # fmt: skip
     return y, arg
 
@@ -170,7 +180,7 @@ def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, t
 
 def matrix_bytes(storage: Storage, value_bytes: int) -> int:
     """See `formats.Format`. The numbers of the entries are read only to tell them from padding."""
-    (blockptr, blockcol, slots), (_, complete) = storage
+    (blockptr, blockcol, slots), (_, complete, _) = storage
     return nbytes(blockptr, blockcol) + (0 if complete else nbytes(slots)) + value_bytes * slots.numel()
 
 

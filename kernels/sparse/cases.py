@@ -29,7 +29,7 @@ def _case(
     acc = "fp64" if dtype == "fp64" else "fp32"
     floats = {"x": dtype, "y": dtype, "value": "fp32", "row_scale": "fp32", "col_scale": "fp32"}
     floats |= dict.fromkeys(("acc", "base", "carry"), acc)
-    tiles = ("BLOCK_F", "MASK_F", "OVERLAP", "BATCH", "LANES", "DOT", "PRECISION")
+    tiles = ("BLOCK_F", "MASK_F", "OVERLAP", "BATCH", "LANES", "DOT", "PRECISION", "AHEAD")
 
     def meta(backend: str) -> dict[str, Any]:
         picked = config(backend)
@@ -55,25 +55,23 @@ _BASE = ("rows_ptr", "base_ptr", "base_arg_ptr")
 
 
 def _lanes(dtype: str, F: int = 128, lanes: int = 8) -> Callable[[str], LanesConfig]:
-    return lambda backend: pick_lanes(lanes, 8.0, F, _DTYPES[dtype], backend)
+    return lambda backend: pick_lanes(lanes, 8.0, 0, F, _DTYPES[dtype], backend)
 
 
 def _slices(name: str, dtype: str, absent: tuple[str, ...], reduce: str = "sum") -> AotCase:
     return _case(
-        slices_spmm_kernel, f"slices_spmm-{name}", dtype, absent, _lanes(dtype), {"LANES": 8}, reduce
+        slices_spmm_kernel, f"slices_spmm-{name}", dtype, absent, _lanes(dtype), {"C": 8}, reduce
     )  # fmt: skip
 
 
-def _dia(name: str, dtype: str, absent: tuple[str, ...], complete: bool, reduce: str = "sum") -> AotCase:
-    return _case(
-        dia_spmm_kernel, f"dia_spmm-{name}", dtype, absent, _lanes(dtype), {"COMPLETE": complete, "LANES": 8}, reduce
-    )  # fmt: skip
+def _dia(name: str, dtype: str, absent: tuple[str, ...], reduce: str = "sum") -> AotCase:
+    return _case(dia_spmm_kernel, f"dia_spmm-{name}", dtype, absent, _lanes(dtype), {"C": 8}, reduce)
 
 
 def _bsr(name: str, dtype: str, block: int, absent: tuple[str, ...], plain: bool, reduce: str = "sum") -> AotCase:
     return _case(
         bsr_spmm_kernel, f"bsr_spmm-{name}", dtype, absent,
-        lambda backend: pick_blocks(block, 4.0, 128, _DTYPES[dtype], backend, plain),
+        lambda backend: pick_blocks(block, 4.0, 0, 128, _DTYPES[dtype], backend, plain),
         {"BLOCK": block, "COMPLETE": plain}, reduce, wide_loads=False, matrix=plain and block >= 16,
     )  # fmt: skip
 
@@ -81,7 +79,7 @@ def _bsr(name: str, dtype: str, block: int, absent: tuple[str, ...], plain: bool
 def _coo(kernel: Any, name: str, dtype: str, absent: tuple[str, ...], reduce: str = "sum") -> AotCase:
     given = {} if kernel is coo_spmm_join_kernel else {"SCAN": 16}
     return _case(
-        kernel, name, dtype, absent, lambda backend: pick_coo(1 << 20, 128, _DTYPES[dtype], backend), given, reduce,
+        kernel, name, dtype, absent, lambda backend: pick_coo(1 << 20, 0, 128, _DTYPES[dtype], backend), given, reduce,
         wide_loads=kernel is coo_spmm_kernel, wide_share=0.25,
     )  # fmt: skip
 
@@ -96,14 +94,14 @@ AOT_CASES = [
     _coo(coo_spmm_kernel, "coo_spmm-bf16-hyb", "bf16", ("route_ptr", "arg_ptr", "carry_arg_ptr", "base_arg_ptr")),
     _coo(coo_spmm_kernel, "coo_spmm-fp32-max", "fp32", ("perm_ptr", "route_ptr", *_SCALES, *_BASE), "max"),
     _coo(coo_spmm_join_kernel, "coo_spmm_join-fp32", "fp32", ("arg_ptr", "carry_arg_ptr", *_BASE)),
-    _dia("fp32", "fp32", ("route_ptr", *_EXTREMUM, *_SCALES), True),
-    _dia("bf16-padded", "bf16", ("route_ptr", *_EXTREMUM), False),
+    _dia("fp32", "fp32", ("route_ptr", *_EXTREMUM, *_SCALES)),
+    _dia("bf16", "bf16", ("route_ptr", *_EXTREMUM)),
     _bsr("fp32-4", "fp32", 4, ("route_ptr", "slots_ptr", *_EXTREMUM, *_SCALES), True),
     _bsr("fp32-16-dot", "fp32", 16, ("route_ptr", "slots_ptr", *_EXTREMUM, *_SCALES), True),
     _bsr("bf16-32-dot", "bf16", 32, ("route_ptr", "slots_ptr", *_EXTREMUM, *_SCALES), True),
     _bsr("fp32-16-padded", "fp32", 16, ("route_ptr", *_EXTREMUM, *_SCALES), False),
     _case(
         csc_spmm_kernel, "csc_spmm-fp32", "fp32", ("route_ptr", "arg_ptr", "acc_arg_ptr", *_SCALES),
-        lambda backend: pick_csc(128, torch.float32, backend), {}, wide_loads=False,  # AMD: 8 bytes a thread
+        lambda backend: pick_csc(0, 128, torch.float32, backend), {}, wide_loads=False,  # AMD: 8 bytes a thread
     ),
 ]  # fmt: skip

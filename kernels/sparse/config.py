@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,7 @@ class SpmmConfig:
     mask_f: the tile is wider than the matrix.
     overlap: the last tile is moved back to end at the last column, since the tiles do not divide the width.
     options: compiler options (num_warps), empty on a CPU.
+    ahead: how many entries later the row of x lies that is asked for ahead of time, 0 to ask for none.
     """
 
     split: bool
@@ -34,6 +36,7 @@ class SpmmConfig:
     mask_f: bool
     overlap: bool
     options: dict[str, int] = field(default_factory=dict)
+    ahead: int = 0
 
 
 # Elements of x (entries times columns) that a program on a CPU reads: some tens of microseconds, so that scheduling
@@ -42,9 +45,19 @@ _CPU_WORK = 1 << 16
 
 
 @functools.cache
+def _cpu_vectors() -> tuple[int, int]:
+    """(bytes of a vector register of this CPU, half the number of them): what the accumulators of a tile may take."""
+    return (64, 16) if torch.backends.cpu.get_cpu_capability() == "AVX512" else (32, 8)
+
+
 def _cpu_tile_bytes() -> int:
-    """Half of the vector registers of this CPU, for the accumulators of a tile: 32 of 64 bytes, or 16 of 32."""
-    return 1024 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 256
+    size, count = _cpu_vectors()
+    return size * count
+
+
+def _ahead(spread: int, F: int, dtype: torch.dtype, backend: str) -> int:
+    """See SpmmConfig. Of what the caches of a core hold anyway nothing need be asked for. A GPU has warps instead."""
+    return 32 if backend == "cpu" and spread * F * dtype.itemsize > 4 << 20 else 0
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -59,11 +72,13 @@ def _tile(F: int, widest: int) -> tuple[int, bool, bool]:
 
 
 @functools.lru_cache(maxsize=4096)
-def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
+def pick_spmm(
+    rows: int, nnz: int, longest: int, spread: int, F: int, dtype: torch.dtype, backend: str
+) -> SpmmConfig:
     """The configuration of one CSR product.
 
     Args:
-        rows, nnz, longest: of the matrix: rows, entries, entries of the longest row.
+        rows, nnz, longest, spread: of the matrix: rows, entries, entries of the longest row, and see `Pattern.spread`.
         F: columns of x, at least 1.
         dtype: of x.
         backend: "cpu", "cuda" or "hip".
@@ -76,7 +91,7 @@ def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, bac
         # Whole rows in small groups balance themselves, unless a row is a good part of all the work.
         split = longest > 4 * work and longest * 8 > nnz
         share = 2 * work if split else max(int(work / (mean + 1)), 1)
-        return SpmmConfig(split, share, 1, block_f, mask_f, overlap)
+        return SpmmConfig(split, share, 1, block_f, mask_f, overlap, ahead=_ahead(spread, F, dtype, backend))
 
     # A warp brings 16 bytes a thread; as many entries side by side as make four such loads for each thread.
     block_f, mask_f, overlap = _tile(F, 128)
@@ -91,87 +106,100 @@ def pick_spmm(rows: int, nnz: int, longest: int, F: int, dtype: torch.dtype, bac
 
 
 @functools.lru_cache(maxsize=4096)
-def pick_coo(nnz: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
+def pick_coo(nnz: int, spread: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
     """The configuration of one product in COO, whose programs own equal shares of nnz >= 1 entries."""
-    like = pick_spmm(nnz, nnz, nnz, F, dtype, backend)
+    like = pick_spmm(nnz, nnz, nnz, spread, F, dtype, backend)
     share = max(_CPU_WORK // min(F, like.block_f), 16) if backend == "cpu" else 128
     return dataclasses.replace(like, split=True, share=share)
 
 
 @dataclass(frozen=True)
 class LanesConfig:
-    """How a product over rows side by side is run: groups of rows a program owns, columns of a tile; see SpmmConfig."""
+    """How a product over rows side by side is run.
+
+    share: groups of rows a program owns.
+    block_f, mask_f, overlap, options: see SpmmConfig.
+    lanes: rows taken at a time, a power of two that divides the group.
+    ahead: as there, but in steps of a group.
+    """
 
     share: int
     block_f: int
     mask_f: bool
     overlap: bool
     options: dict[str, int] = field(default_factory=dict)
+    lanes: int = 1
+    ahead: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
-def pick_lanes(lanes: int, steps: float, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
-    """The configuration of a product with `lanes` rows side by side.
+def pick_lanes(group: int, steps: float, spread: int, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
+    """The configuration of a product over groups of rows.
 
     Args:
-        lanes: rows of a group.
+        group: rows of a group.
         steps: entries in each of them, on average.
+        spread: see `Pattern.spread`, 0 where rows of x are not looked up.
         F: columns of x, at least 1.
         dtype: of x.
         backend: "cpu", "cuda" or "hip".
     """
     acc_bytes = 8 if dtype == torch.float64 else 4
     if backend == "cpu":
-        # The accumulators of all lanes stay in registers, in tiles of at least one of them.
-        vector = _cpu_tile_bytes() // 16
-        widest = max(_cpu_tile_bytes() // lanes, vector) // acc_bytes
-        block_f, mask_f, overlap = _tile(F, widest)
-        share = max(int(_CPU_WORK / (F * lanes * (steps + 1))), 1)
-        return LanesConfig(share, block_f, mask_f, overlap)
-    block_f, mask_f, overlap = _tile(F, 64 if backend == "hip" and lanes > 8 else 128)
+        # A tile as square as the registers allow asks for the fewest loads: of x for each lane, of values for each
+        # vector of columns.
+        size, count = _cpu_vectors()
+        block_f, mask_f, overlap = _tile(F, size * math.isqrt(count) // acc_bytes)
+        lanes = min(group, max(size * count // (block_f * acc_bytes), 1))
+        share = max(int(_CPU_WORK / (F * group * (steps + 1))), 1)
+        ahead = ceil_div(_ahead(spread, F, dtype, backend), lanes)
+        return LanesConfig(share, block_f, mask_f, overlap, lanes=lanes, ahead=ahead)
+    block_f, mask_f, overlap = _tile(F, 64 if backend == "hip" and group > 8 else 128)
     share = max(int(16 / (steps + 1)), 1)
     # AMD has wider warps, yet an extremum with its entries spills there where its tile is as large.
-    warps = min(max(lanes * block_f // (256 if backend == "hip" and dtype.itemsize > 2 else 512), 1), 8)
-    return LanesConfig(share, block_f, mask_f, overlap, {"num_warps": warps})
+    warps = min(max(group * block_f // (256 if backend == "hip" and dtype.itemsize > 2 else 512), 1), 8)
+    return LanesConfig(share, block_f, mask_f, overlap, {"num_warps": warps}, group)
 
 
 @functools.lru_cache(maxsize=4096)
-def pick_csc(F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
+def pick_csc(spread: int, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
     """The configuration of a product in CSC, whose accumulators are in memory."""
     acc_bytes = 8 if dtype == torch.float64 else 4
     widest = _cpu_tile_bytes() // acc_bytes if backend == "cpu" else 128
-    return LanesConfig(1, *_tile(F, widest), {} if backend == "cpu" else {"num_warps": 1})
+    options = {} if backend == "cpu" else {"num_warps": 1}
+    return LanesConfig(1, *_tile(F, widest), options, ahead=_ahead(spread, F, dtype, backend))
 
 
 @dataclass(frozen=True)
 class BlocksConfig(LanesConfig):
-    """How a product in BSR is run: as LanesConfig, and rows side by side, matrix instructions, their precision."""
+    """How a product in BSR is run: as LanesConfig, and whether by matrix instructions, and their precision."""
 
-    lanes: int = 1
     dot: bool = False
     precision: str = "ieee"
 
 
 @functools.lru_cache(maxsize=4096)
-def pick_blocks(block: int, blocks: float, F: int, dtype: torch.dtype, backend: str, plain: bool) -> BlocksConfig:
+def pick_blocks(
+    block: int, blocks: float, spread: int, F: int, dtype: torch.dtype, backend: str, plain: bool
+) -> BlocksConfig:
     """The configuration of a product in BSR.
 
     Args:
         block: side of a block.
         blocks: of a block row, on average.
-        F, dtype, backend: as for `pick_spmm`.
+        spread, F, dtype, backend: as for `pick_spmm`.
         plain: whether it is a sum of complete, weighted blocks, which a matrix instruction can take.
     """
     dot = backend != "cpu" and plain and block >= 16 and dtype != torch.float64
-    lanes = block if dot else min(block, 16)
-    base = pick_lanes(lanes, blocks * block, F, dtype, backend)
     if not dot:
+        base = pick_lanes(block if backend == "cpu" else min(block, 16), blocks * block, 0, F, dtype, backend)
         # A block's columns one by one keep pointers of each; with twice the warps nothing spills.
         options = {name: min(2 * warps, 8) for name, warps in base.options.items()}
-        return BlocksConfig(**vars(base) | {"options": options}, lanes=lanes)
+        ahead = ceil_div(_ahead(spread, F, dtype, backend), block)
+        return BlocksConfig(**vars(base) | {"options": options, "ahead": ahead})
     block_f, _, overlap = _tile(max(F, 16), 64)
     precision = "tf32x3" if backend == "cuda" and dtype == torch.float32 else "ieee"
-    return BlocksConfig(1, block_f, block_f > F, overlap, {"num_warps": 4}, lanes, True, precision)
+    return BlocksConfig(1, block_f, block_f > F, overlap, {"num_warps": 4}, block, 0, True, precision)
 
 
 @dataclass(frozen=True)

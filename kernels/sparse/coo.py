@@ -15,17 +15,18 @@ import triton.language as tl
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_coo
-from .fold import collapse, columns, finish, fold, keep, merge, start
+from .fold import collapse, columns, finish, fold, join, keep, merge, start
 from .formats import Format, Storage, nbytes, operands, register
 from .pattern import Pattern
 
-# Storage: tensors [row [nnz], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]]; no meta.
+# Storage: tensors [row [nnz], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]]; meta
+# [spread].
 
 
 def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
     """See `formats.Format`."""
     row, col, order = pattern.sorted(transposed)
-    return Storage([row, col] if order is None else [row, col, order], [])
+    return Storage([row, col] if order is None else [row, col, order], [pattern.spread(transposed)])
 
 
 @triton.jit
@@ -71,7 +72,7 @@ def coo_spmm_kernel(
     row_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
     carry_ptr, carry_arg_ptr, rows_ptr, base_ptr, base_arg_ptr, rows, nnz, F, stride_x, share,
     REDUCE: tl.constexpr, BATCH: tl.constexpr, SCAN: tl.constexpr,
-    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
 
@@ -100,7 +101,7 @@ def coo_spmm_kernel(
         acc, arg = start(x_ptr, col_ptr, REDUCE, BATCH, BLOCK_F)
         acc, arg = fold(
             acc, arg, scale_row, position, stop, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr,
-            route_ptr, offs_f, m_f, F, stride_x, arg_ptr is not None, REDUCE, BATCH, MASK_F,
+            route_ptr, offs_f, m_f, F, stride_x, nnz - 1, arg_ptr is not None, REDUCE, BATCH, MASK_F, AHEAD,
         )  # fmt: skip
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
         if stop == end and row == following:
@@ -146,21 +147,7 @@ def coo_spmm_join_kernel(
             if looking:
                 piece -= 1
                 looking = piece > 0
-        offs = (2 * piece + 1) * F + offs_f
-        acc = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
-        arg = offs_f * 0
-        if arg_ptr is not None:
-            arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
-        for other in range(piece + 1, pid + 1):
-            slot = 2 * other + 1
-            if other == pid:
-                slot = 2 * other
-            offs = slot * F + offs_f
-            more = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
-            more_arg = arg
-            if arg_ptr is not None:
-                more_arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
-            acc, arg = merge(acc, arg, more, more_arg, arg_ptr is not None, REDUCE)
+        acc, arg = join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE)
         _complete(
             acc, arg, row.to(tl.int64), row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
             offs_f, m_f, F, REDUCE, MASK_F,
@@ -168,7 +155,7 @@ def coo_spmm_join_kernel(
 
 
 def run(
-    storage: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    storage: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], spread: int,
     rows: int, value: torch.Tensor | None, x: torch.Tensor,
     row_scale: torch.Tensor | None, col_scale: torch.Tensor | None, reduce: str,
     y: torch.Tensor, arg: torch.Tensor | None, route: torch.Tensor | None,
@@ -177,7 +164,7 @@ def run(
     """Launch both kernels over (row, col, perm) into y and arg; base is (rows, base, base_arg), see the kernel."""
     row, col, perm = storage
     nnz, F = col.shape[0], x.shape[1]
-    config = pick_coo(nnz, F, x.dtype, backend_of(x.device))
+    config = pick_coo(nnz, spread, F, x.dtype, backend_of(x.device))
     tiles, programs = ceil_div(F, config.block_f), ceil_div(nnz, config.share)
     carry_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     carry = torch.empty((programs, 2, F), dtype=carry_dtype, device=x.device)
@@ -186,7 +173,7 @@ def run(
     launch(
         coo_spmm_kernel, (programs, tiles), row, col, perm, value, x, row_scale, col_scale, route, y, arg,
         carry, carry_arg, *base, rows, nnz, F, x.stride(0), config.share,
-        BATCH=config.batch, SCAN=16, **meta, **config.options,
+        BATCH=config.batch, SCAN=16, AHEAD=config.ahead, **meta, **config.options,
     )  # fmt: skip
     if programs > 1:
         launch(
@@ -214,7 +201,10 @@ def spmm(
         return y, arg
     if not col.shape[0]:
         return y.zero_(), arg.fill_(-1)
-    run((row, col, perm), rows, value, x, row_scale, col_scale, reduce, y, arg if with_arg else None, route)
+    run(
+        (row, col, perm), *storage.meta, rows, value, x, row_scale, col_scale, reduce,
+        y, arg if with_arg else None, route,
+    )  # fmt: skip
     return y, arg
 
 

@@ -16,12 +16,12 @@ from .. import alloc
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_csc
-from .fold import collapse, columns, finish, merge, start
+from .fold import ask, collapse, columns, finish, merge, start
 from .formats import Format, Storage, check_bytes, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [colptr [panels, columns + 1], row [nnz], entry [nnz]], by panel, then by column, then by row;
-# meta [columns, rows of a panel].
+# meta [columns, rows of a panel, spread of the transpose].
 
 
 def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
@@ -48,14 +48,14 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
     begins = torch.cat([ends.new_zeros(1), ends[:-1, -1]]) if cols else ends.new_zeros(panels)
     colptr = torch.cat([begins[:, None], ends], 1).to(row.dtype)
     entry = by_panel.to(row.dtype) if order is None else order[by_panel]
-    return Storage([colptr, row[by_panel], entry], [cols, height])
+    return Storage([colptr, row[by_panel], entry], [cols, height, pattern.spread(not transposed)])
 
 
 @triton.jit
 def csc_spmm_kernel(
     colptr_ptr, row_ptr, entry_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-    y_ptr, arg_ptr, acc_ptr, acc_arg_ptr, rows, cols, height, F, stride_x,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    y_ptr, arg_ptr, acc_ptr, acc_arg_ptr, rows, cols, nnz, height, F, stride_x,
+    AHEAD: tl.constexpr, REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -86,6 +86,8 @@ def csc_spmm_kernel(
             if col_scale_ptr is not None:
                 x *= tl.load(col_scale_ptr + k).to(acc_dtype)
             for position in range(begin, end):
+                if AHEAD:
+                    ask(acc_ptr, row_ptr, position + AHEAD, nnz - 1, offs_f, m_f, F)
                 row = tl.load(row_ptr + position).to(tl.int64)
                 entry = position
                 if value_ptr is not None or route_ptr is not None or acc_arg_ptr is not None:
@@ -139,7 +141,7 @@ def spmm(
     route: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
-    (colptr, row, entry), (cols, height) = storage
+    (colptr, row, entry), (cols, height, spread) = storage
     F = x.shape[1]
     x, y, arg = operands(x, rows, row, with_arg)
     if not y.numel():
@@ -149,11 +151,12 @@ def spmm(
     acc_arg = None
     if reduce != "sum":
         acc_arg = arg if with_arg else alloc.empty((rows, F), row.dtype, x.device)
-    config = pick_csc(F, x.dtype, backend_of(x.device))
+    config = pick_csc(spread, F, x.dtype, backend_of(x.device))
     launch(
         csc_spmm_kernel, (colptr.shape[0], ceil_div(F, config.block_f)), colptr, row, entry, value, x,
-        row_scale, col_scale, route, y, arg if with_arg else None, acc, acc_arg, rows, cols, height, F, x.stride(0),
-        REDUCE=reduce, BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
+        row_scale, col_scale, route, y, arg if with_arg else None, acc, acc_arg,
+        rows, cols, row.shape[0], height, F, x.stride(0), AHEAD=config.ahead, REDUCE=reduce,
+        BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
     return y, arg
 

@@ -12,13 +12,13 @@ import triton.language as tl
 from ..launch import launch
 from ..target import AotCase, backend_of
 from .config import SpmmConfig, ceil_div, pick_spmm
-from .fold import collapse, columns, finish, fold, keep, merge, start
+from .fold import collapse, columns, finish, fold, join, keep, row_at, start
 from .formats import Format, Storage, nbytes, operands, register
 from .pattern import Pattern
 
 # --------------------------------------------------------------------------------------------------------------------
 # Storage: tensors [rowptr [rows + 1], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]] with
-# the number of each; meta [entries of the longest row].
+# the number of each; meta [entries of the longest row, spread].
 
 
 def build(pattern: Pattern, transposed: bool, params: Mapping[str, int] = {}, limit: int = 0) -> Storage:
@@ -32,7 +32,7 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int] = {}, li
         rowptr = torch.zeros(counts.shape[0] + 1, dtype=col.dtype, device=col.device)
         rowptr[1:] = torch.cumsum(counts, 0)
     longest = int(counts.max()) if counts.shape[0] else 0
-    return Storage([rowptr, col] if order is None else [rowptr, col, order], [longest])
+    return Storage([rowptr, col] if order is None else [rowptr, col, order], [longest, pattern.spread(transposed)])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -42,8 +42,8 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int] = {}, li
 @triton.jit
 def csr_spmm_rows_kernel(
     rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
-    rows, F, stride_x, share,
-    REDUCE: tl.constexpr, BATCH: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    rows, nnz, F, stride_x, share, REDUCE: tl.constexpr, BATCH: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
 
@@ -59,7 +59,7 @@ def csr_spmm_rows_kernel(
         acc, arg = start(x_ptr, col_ptr, REDUCE, BATCH, BLOCK_F)
         acc, arg = fold(
             acc, arg, row, begin, end, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-            offs_f, m_f, F, stride_x, arg_ptr is not None, REDUCE, BATCH, MASK_F,
+            offs_f, m_f, F, stride_x, nnz - 1, arg_ptr is not None, REDUCE, BATCH, MASK_F, AHEAD,
         )  # fmt: skip
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
         finish(acc, arg, row, begin == end, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
@@ -73,23 +73,10 @@ def csr_spmm_rows_kernel(
 
 
 @triton.jit
-def _row_at(step, rowptr_ptr, rows):
-    """The first row that has not ended before `step` of the walk; `rows` at the end of it."""
-    low = step * 0
-    high = low + rows
-    while low < high:
-        middle = (low + high) // 2
-        ended = tl.load(rowptr_ptr + middle + 1).to(tl.int64) + middle < step
-        low = tl.where(ended, middle + 1, low)
-        high = tl.where(ended, high, middle)
-    return low
-
-
-@triton.jit
 def csr_spmm_split_kernel(
     rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
-    carry_ptr, carry_arg_ptr, rows, nnz, F, stride_x, share,
-    REDUCE: tl.constexpr, BATCH: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    carry_ptr, carry_arg_ptr, rows, nnz, F, stride_x, share, REDUCE: tl.constexpr, BATCH: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """What `csr_spmm_rows_kernel` computes, but for rows that are cut: their pieces go to carry [programs, 2, F].
 
@@ -99,8 +86,8 @@ def csr_spmm_split_kernel(
     pid = tl.program_id(0).to(tl.int64)
     step0 = pid * share
     step1 = tl.minimum(step0 + share, (pid * 0 + rows) + nnz)
-    row0 = _row_at(step0, rowptr_ptr, rows)
-    row1 = _row_at(step1, rowptr_ptr, rows)
+    row0 = row_at(step0, rowptr_ptr, rows)
+    row1 = row_at(step1, rowptr_ptr, rows)
     begin = step0 - row0
     found_begun = begin > tl.load(rowptr_ptr + row0)
     # One turn more than there are rows that end here: the last is what is left of the share.
@@ -111,7 +98,7 @@ def csr_spmm_split_kernel(
         acc, arg = start(x_ptr, col_ptr, REDUCE, BATCH, BLOCK_F)
         acc, arg = fold(
             acc, arg, row, begin, end, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-            offs_f, m_f, F, stride_x, arg_ptr is not None, REDUCE, BATCH, MASK_F,
+            offs_f, m_f, F, stride_x, nnz - 1, arg_ptr is not None, REDUCE, BATCH, MASK_F, AHEAD,
         )  # fmt: skip
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
         if row == row1:
@@ -132,27 +119,13 @@ def csr_spmm_join_kernel(
     """Write the row that ends in the share of program p and began in an earlier one, from its pieces in order."""
     offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
     pid = tl.program_id(0).to(tl.int64)
-    row = _row_at(pid * share, rowptr_ptr, rows)
+    row = row_at(pid * share, rowptr_ptr, rows)
     if row < rows:
         first_step = tl.load(rowptr_ptr + row).to(tl.int64) + row
         last_step = tl.load(rowptr_ptr + row + 1).to(tl.int64) + row
         if first_step < pid * share and last_step < (pid + 1) * share:
             piece = first_step // share
-            offs = (2 * piece + 1) * F + offs_f
-            acc = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
-            arg = offs_f * 0
-            if arg_ptr is not None:
-                arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
-            for other in range(piece + 1, pid + 1):
-                slot = 2 * other + 1
-                if other == pid:
-                    slot = 2 * other
-                offs = slot * F + offs_f
-                more = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
-                more_arg = arg
-                if arg_ptr is not None:
-                    more_arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
-                acc, arg = merge(acc, arg, more, more_arg, arg_ptr is not None, REDUCE)
+            acc, arg = join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE)
             finish(acc, arg, row, False, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
 
 
@@ -182,15 +155,15 @@ def spmm(
 
     nnz = col.shape[0]
     if config is None:
-        config = pick_spmm(rows, nnz, storage.meta[0], F, x.dtype, backend_of(x.device))
+        config = pick_spmm(rows, nnz, *storage.meta, F, x.dtype, backend_of(x.device))
     tiles = ceil_div(F, config.block_f)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
     given = (rowptr, col, perm, value, x, row_scale, col_scale, route, y, arg if with_arg else None)
     if not config.split:
         grid = (ceil_div(rows, config.share), tiles)
         launch(
-            csr_spmm_rows_kernel, grid, *given, rows, F, x.stride(0), config.share,
-            BATCH=config.batch, **meta, **config.options,
+            csr_spmm_rows_kernel, grid, *given, rows, nnz, F, x.stride(0), config.share,
+            BATCH=config.batch, AHEAD=config.ahead, **meta, **config.options,
         )  # fmt: skip
         return y, arg
 
@@ -200,7 +173,7 @@ def spmm(
     carry_arg = torch.empty((programs, 2, F), dtype=col.dtype, device=x.device) if with_arg else None
     launch(
         csr_spmm_split_kernel, (programs, tiles), *given, carry, carry_arg, rows, nnz, F, x.stride(0), config.share,
-        BATCH=config.batch, **meta, **config.options,
+        BATCH=config.batch, AHEAD=config.ahead, **meta, **config.options,
     )  # fmt: skip
     launch(
         csr_spmm_join_kernel, (programs, tiles), rowptr, row_scale, carry, carry_arg, y, given[-1], rows, F,
@@ -243,9 +216,9 @@ def _aot_case(kernel: Any, name: str, dtype: str, F: int, present: tuple[str, ..
     signature |= {n: "i32" for n in names if n in ("rows", "nnz", "F", "stride_x", "share")}
 
     def meta(backend: str) -> dict[str, Any]:
-        config = pick_spmm(1 << 16, 1 << 20, 1 << 19 if split else 64, F, torch_dtype, backend)
+        config = pick_spmm(1 << 16, 1 << 20, 1 << 19 if split else 64, 0, F, torch_dtype, backend)
         given = {"REDUCE": reduce, "BATCH": config.batch, "BLOCK_F": config.block_f}
-        given |= {"MASK_F": config.mask_f, "OVERLAP": config.overlap}
+        given |= {"MASK_F": config.mask_f, "OVERLAP": config.overlap, "AHEAD": config.ahead}
         absent = {n: None for n in names if n in types and n not in signature}
         return {n: v for n, v in given.items() if n in names} | absent | config.options
 

@@ -11,7 +11,8 @@ from .config import ceil_div
 from .formats import Format, Storage, check_bytes, nbytes, register
 from .pattern import Pattern
 
-# Storage: tensors [col, slots], both [slices * width, lanes] as in `slices`; meta [width, steps without padding].
+# Storage: tensors [col, slots], both [slices * width, lanes] as in `slices`; meta [width, steps without padding,
+# spread].
 
 
 def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
@@ -27,7 +28,8 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
     rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     start = torch.arange(groups + 1, device=col.device) * width
     in_lane = slices.slice_rows(rows, lanes, None, col.device)
-    return Storage([*slices.fill(in_lane, start, start.diff(), counts, rowptr, col, order)], [width, full])
+    filled = slices.fill(in_lane, start, start.diff(), counts, rowptr, col, order)
+    return Storage([*filled], [width, full, pattern.spread(transposed)])
 
 
 def check_lanes(lanes: int, name: str = "lanes") -> int:
@@ -49,16 +51,16 @@ def spmm(
     route: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
-    (col, slots), (width, full) = storage
+    (col, slots), (width, full, spread) = storage
     return slices.run(
-        (None, None, None, col, slots), ceil_div(rows, col.shape[1]), rows, width, full, width,
+        (None, None, None, col, slots), ceil_div(rows, col.shape[1]), rows, width, full, spread,
         value, x, row_scale, col_scale, reduce, with_arg, route,
     )  # fmt: skip
 
 
 def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `formats.Format`."""
-    (col, slots), (width, _) = storage
+    (col, slots), (width, *_) = storage
     lanes = col.shape[1]
     in_lane = slices.slice_rows(rows, lanes, None, col.device)
     row = in_lane.repeat_interleave(width, 0) if width else in_lane[:0]

@@ -43,6 +43,17 @@ def columns(pid_f, F, BLOCK_F: tl.constexpr, OVERLAP: tl.constexpr):
 
 
 @triton.jit
+def ask(x_ptr, col_ptr, position, last, offs_f, m_f, stride_x):
+    """Have the rows of x that the entries at `position`, at most `last`, name brought into the cache.
+
+    A load that is volatile and that nobody looks at: the CPU backend makes it a prefetch. Rows of x lie anywhere, and
+    a core by itself looks ahead no farther than its window, some 20 cache lines.
+    """
+    k = tl.load(col_ptr + tl.minimum(position, last)).to(tl.int64)
+    tl.load(x_ptr + tl.maximum(k, 0) * stride_x + offs_f, mask=m_f, other=0.0, volatile=True)
+
+
+@triton.jit
 def keep(acc, arg, slot, carry_ptr, carry_arg_ptr, offs_f, m_f, F):
     """Store a piece of a row, cut between programs, for the kernel that joins them: slot 2 p is how the row that
     program
@@ -51,6 +62,21 @@ def keep(acc, arg, slot, carry_ptr, carry_arg_ptr, offs_f, m_f, F):
     tl.store(carry_ptr + offs, acc, mask=m_f)
     if carry_arg_ptr is not None:
         tl.store(carry_arg_ptr + offs, arg, mask=m_f)
+
+
+@triton.jit
+def row_at(step, rowptr_ptr, rows):
+    """Equal shares of rows and entries: walk down the rows, taking a step for every entry and one for the end of each
+    row. Row i ends in step rowptr[i + 1] + i of the rows + nnz. This is the first row that has not ended before `step`,
+    `rows` at the end of the walk."""
+    low = step * 0
+    high = low + rows
+    while low < high:
+        middle = (low + high) // 2
+        ended = tl.load(rowptr_ptr + middle + 1).to(tl.int64) + middle < step
+        low = tl.where(ended, middle + 1, low)
+        high = tl.where(ended, high, middle)
+    return low
 
 
 @triton.jit
@@ -66,13 +92,13 @@ def start(x_ptr, col_ptr, REDUCE: tl.constexpr, BATCH: tl.constexpr, BLOCK_F: tl
 def fold(
     acc, arg, row, begin, end,
     col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-    offs_f, m_f, F, stride_x,
-    WITH_ARG: tl.constexpr, REDUCE: tl.constexpr, BATCH: tl.constexpr, MASK_F: tl.constexpr,
+    offs_f, m_f, F, stride_x, last,
+    WITH_ARG: tl.constexpr, REDUCE: tl.constexpr, BATCH: tl.constexpr, MASK_F: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Fold the entries at positions begin to end - 1, which are in row `row`, into (acc, arg).
 
     The entry at position j has number perm[j] (j without perm). With route a term counts where route[k, f] is that
-    number.
+    number. With AHEAD the row of x of the entry so many positions later, up to position `last`, is asked for.
     """
     acc_dtype: tl.constexpr = acc.dtype
     sign = 1.0
@@ -84,6 +110,8 @@ def fold(
     for position in range(begin, end, BATCH):
         offs_e = position + tl.arange(0, BATCH)
         m_e = offs_e < end
+        if AHEAD:
+            ask(x_ptr, col_ptr, position + AHEAD, last, offs_f, m_f, stride_x)
         # Without a batch every position is inside, and no mask is better than one that is all true.
         if BATCH == 1:
             k = tl.load(col_ptr + offs_e).to(tl.int64)
@@ -154,6 +182,27 @@ def merge(acc, arg, other, other_arg, WITH_ARG: tl.constexpr, REDUCE: tl.constex
         return earliest_maximum(acc, arg, other, other_arg)
     else:
         return maximum(acc, other), arg
+
+
+@triton.jit
+def join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE: tl.constexpr):
+    """(acc, arg) of a row that begins in the share of program `piece` and ends in that of program pid; see `keep`."""
+    offs = (2 * piece + 1) * F + offs_f
+    acc = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
+    arg = offs_f * 0
+    if carry_arg_ptr is not None:
+        arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
+    for other in range(piece + 1, pid + 1):
+        slot = 2 * other + 1
+        if other == pid:
+            slot = 2 * other
+        offs = slot * F + offs_f
+        more = tl.load(carry_ptr + offs, mask=m_f, other=0.0)
+        more_arg = arg
+        if carry_arg_ptr is not None:
+            more_arg = tl.load(carry_arg_ptr + offs, mask=m_f, other=0)
+        acc, arg = merge(acc, arg, more, more_arg, carry_arg_ptr is not None, REDUCE)
+    return acc, arg
 
 
 @triton.jit

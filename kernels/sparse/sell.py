@@ -14,10 +14,11 @@ import torch
 
 from . import slices
 from .ell import check_lanes
-from .formats import Format, Storage, check_bytes, nbytes, register
+from .formats import Format, Storage, nbytes, register
 from .pattern import Pattern
 
-# Storage: tensors [slice [slices + 1], full [slices], rows [slices, C], col, slots [steps, C]] as in `slices`; no meta.
+# Storage: tensors [slice [slices + 1], full [slices], rows [slices, C], col, slots [steps, C]] as in `slices`;
+# meta [spread].
 
 
 def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: int) -> Storage:
@@ -27,23 +28,11 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
     if sigma < 1:
         raise ValueError(f"sigma: need at least 1, got {sigma}")
     counts = pattern.row_counts(transposed)
-    rows = counts.shape[0]
     _, col, number = pattern.sorted(transposed)
-    order = None
-    if sigma > 1 and rows:
-        # Windows in order, in each the longest row first, equals as they were.
-        window = torch.arange(rows, device=col.device) // sigma
-        order = torch.argsort(window * (int(counts.max()) + 1) - counts, stable=True)
-    in_lane = slices.slice_rows(rows, lanes, order, col.device)
-    lengths = counts[in_lane]
-    width = lengths.amax(1) if rows else lengths.sum(1)
-    start = torch.nn.functional.pad(width.cumsum(0), (1, 0))
-    needed = (2 * int(start[-1]) + in_lane.shape[0]) * lanes * col.element_size()
-    check_bytes("sell", needed, limit, f"slices of {lanes} rows padded to their longest, for {pattern.nnz} entries")
     rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    filled = slices.fill(in_lane, start, width, counts, rowptr, col, number)
-    full = lengths.amin(1) if rows else width
-    return Storage([*(t.to(col.dtype) for t in (start, full, in_lane)), *filled], [])
+    order = slices.by_length(counts, sigma)
+    storage = slices.build_slices("sell", lanes, order, counts, rowptr, col, number, limit)
+    return Storage(storage, [pattern.spread(transposed)])
 
 
 def spmm(
@@ -59,9 +48,8 @@ def spmm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     start, full, in_lane, col, slots = storage.tensors
-    count = in_lane.shape[0]
     return slices.run(
-        (start, full, in_lane, col, slots), count, rows, 0, 0, col.shape[0] / max(count, 1),
+        (start, full, in_lane, col, slots), in_lane.shape[0], rows, 0, 0, *storage.meta,
         value, x, row_scale, col_scale, reduce, with_arg, route,
     )  # fmt: skip
 

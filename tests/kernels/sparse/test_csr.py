@@ -106,7 +106,7 @@ def test_fewer_entries_than_a_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 def test_tiles_cover_the_columns(backend: str, dtype: torch.dtype) -> None:
     for F in (1, 2, 3, 16, 45, 64, 100, 128, 256, 300, 512, 1000):
-        config = pick_spmm(1000, 5000, 40, F, dtype, backend)
+        config = pick_spmm(1000, 5000, 40, 1000, F, dtype, backend)
         tile = config.block_f
         assert tile & (tile - 1) == 0
         assert config.mask_f == (tile > F)
@@ -116,8 +116,8 @@ def test_tiles_cover_the_columns(backend: str, dtype: torch.dtype) -> None:
 
 def test_work_is_split_only_where_a_row_is_most_of_it() -> None:
     for backend in ("cpu", "cuda"):
-        assert not pick_spmm(10**6, 15 * 10**6, 15, 64, torch.float32, backend).split
-        assert pick_spmm(10**5, 10**6, 5 * 10**5, 64, torch.float32, backend).split
+        assert not pick_spmm(10**6, 15 * 10**6, 15, 0, 64, torch.float32, backend).split
+        assert pick_spmm(10**5, 10**6, 5 * 10**5, 0, 64, torch.float32, backend).split
     # Hubs of a thousand do not hurt a CPU, whose programs own many rows; they would hold up a GPU.
-    hubs = (23_000, 97_000, 2390, 64, torch.float32)
+    hubs = (23_000, 97_000, 2390, 0, 64, torch.float32)
     assert not pick_spmm(*hubs, "cpu").split and pick_spmm(*hubs, "cuda").split

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from braidwork.kernels.sparse import FORMATS, SparseMatrix, spmm
 from braidwork.kernels.sparse.config import pick_coo, pick_lanes, pick_spmm
+from braidwork.kernels.sparse.slices import share_of_walk
 from braidwork.kernels.testing import assert_close, devices, graph_zoo
 
 _spec = importlib.util.spec_from_file_location("sparse_reference", Path(__file__).with_name("reference.py"))
@@ -198,18 +200,25 @@ def test_traffic() -> None:
 
 def test_work_of_a_program_is_even_on_hubs() -> None:
     """Entries, padding included, of a program on a GPU: largest over mean. Whole rows of CSR have hubs."""
-    n, width = 5000, 3
-    row = torch.cat([torch.arange(n).repeat_interleave(width), torch.arange(4).repeat_interleave(4000)])
-    A = SparseMatrix.from_coo(row, torch.randint(0, n, row.shape), shape=(n, n), duplicates="keep").to(DEVICE)
+    n, nnz = 20_000, 200_000
+    rng = np.random.default_rng(0)
+    weight = np.arange(1, n + 1) ** -1.0
+    row = rng.permutation(n)[rng.choice(n, nnz, p=weight / weight.sum())]
+    A = SparseMatrix.from_coo(row, rng.integers(0, n, nnz), shape=(n, n), duplicates="keep").to(DEVICE)
     counts = torch.bincount(A.row, minlength=n).double()
     assert counts.max() / counts.mean() > 10
-    share = pick_coo(A.nnz, 64, torch.float32, "cuda").share
-    (col, *_, tail_row, _, _), (steps, full) = A.to("hyb").storage()
-    assert steps == full == width and tail_row.shape[0] == int((counts - width).clamp(min=0).sum())
-    lanes = pick_lanes(col.shape[1], steps, 64, torch.float32, "cuda")
-    body = (torch.arange(-(-col.shape[0] // steps)) // lanes.share).bincount() * steps * col.shape[1]
+    share = pick_coo(A.nnz, 0, 64, torch.float32, "cuda").share
+    (start, _, rows, col, *_, tail_row, _, _), (width, _) = A.to("hyb").storage()
+    assert tail_row.shape[0] == int((counts - width).clamp(min=0).sum())
+    steps, lanes = col.shape
+    slices = rows.shape[0]
+    per_program = share_of_walk(
+        pick_lanes(lanes, steps / slices, 0, 64, torch.float32, "cuda").share, steps, slices, width
+    )
+    ends = start[1:].cpu().long() + torch.arange(slices)
+    body = torch.bincount(ends // per_program, weights=start.diff().cpu().double() + 1)[:-1]  # the last is what is left
     tail = (torch.arange(tail_row.shape[0]) // share).bincount()
-    split = pick_spmm(n, A.nnz, int(counts.max()), 64, torch.float32, "cuda")
+    split = pick_spmm(n, A.nnz, int(counts.max()), 0, 64, torch.float32, "cuda")
     assert split.split
     steps_of_split = (torch.arange(n + A.nnz) // split.share).bincount()
     coo = (torch.arange(A.nnz) // share).bincount()
