@@ -7,6 +7,8 @@ where a format does not yet win on its structure. SciPy's products run on one th
 
 from __future__ import annotations
 
+import importlib.util
+import statistics
 import warnings
 
 import numpy as np
@@ -82,6 +84,11 @@ def race(A: SparseMatrix, format: str, F: int, peers: bool = True, **params: int
     if peers and format in ("coo", "csr", "csc", "dia", "bsr"):
         theirs = host.tobsr((params["block"],) * 2) if format == "bsr" else host.asformat(format)
         calls["scipy"] = lambda: theirs @ x.numpy()
+    if peers and format == "coo" and importlib.util.find_spec("torch_geometric"):
+        from torch_geometric.utils import scatter
+
+        row, col, value = A.row.long(), A.col.long(), A.values[:, None]
+        calls["PyG scatter"] = lambda: scatter(x[col] * value, row, dim_size=A.shape[0])
     if peers and format in ("csr", "bsr"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that these layouts of torch's are in beta
@@ -143,3 +150,80 @@ def test_format(benchmark, capsys, case):
     benchmark(lambda: spmm(B, x))
     assert over_csr is None or best["csr"] >= over_csr
     assert over_peer is None or all(best[peer] >= over_peer for peer in best if peer != "csr")
+
+
+def uniform(n: int, degree: int) -> SparseMatrix:
+    """The same number of entries in every row, anywhere."""
+    row, col = torch.arange(n).repeat_interleave(degree), torch.randint(0, n, (n * degree,))
+    return SparseMatrix.from_coo(row, col, torch.rand(n * degree), (n, n))
+
+
+def communities(n: int, size: int, degree: int) -> SparseMatrix:
+    """Nine entries of ten within the community of the row, the rest anywhere."""
+    rng = np.random.default_rng(0)
+    row = np.arange(n).repeat(degree)
+    near = np.minimum(row // size * size + rng.integers(0, size, row.size), n - 1)
+    col = np.where(rng.random(row.size) < 0.9, near, rng.integers(0, n, row.size))
+    return SparseMatrix.from_coo(row, col, torch.rand(row.size), (n, n))
+
+
+REAL = (
+    "wordnet", "email-Enron", "as-22july06", "mesh-mdual", "mesh-4elt", "astro-ph", "cond-mat-2003", "hep-th",
+    "polblogs", "power", "netscience", "adjnoun",
+)  # fmt: skip
+SYNTHETIC = {
+    "band of 9": lambda: banded(250_000, 9),
+    "band of 27": lambda: banded(100_000, 27),
+    "stencil of 9": lambda: stencil(500, 2),
+    "stencil of 27": lambda: stencil(50, 3),
+    "blocks of 4": lambda: blocks(100_000, 4, 4),
+    "blocks of 16": lambda: blocks(64_000, 16, 2),
+    "power law": lambda: power_law(100_000, 1_000_000),
+    "uniform 3": lambda: uniform(200_000, 3),
+    "uniform 15": lambda: uniform(100_000, 15),
+    "uniform 100": lambda: uniform(20_000, 100),
+    "communities": lambda: communities(100_000, 500, 15),
+    "tenth full": lambda: uniform(1500, 150),
+}
+
+
+@pytest.mark.slow
+def test_best_format_of_each_matrix(benchmark, capsys):
+    """Every format that a matrix can take within the usual limit of padding, and MKL's CSR, in turns."""
+    ratios, over_csr = [], []
+    lines = [f"\n{'matrix':<14} {'F':>4} {'best':>5} {'ms':>9} {'over MKL':>9} {'over CSR':>9}"]
+    for name in (*REAL, *SYNTHETIC):
+        A = SYNTHETIC[name]() if name in SYNTHETIC else graph(name)
+        stored = {}
+        for format, params in (("csr", {}), ("coo", {}), ("sell", {}), ("ell", {}), ("hyb", {}), ("dia", {}),
+                               ("bsr", {"block": 4}), ("bsr", {"block": 16})):  # fmt: skip
+            try:
+                stored[format + "".join(map(str, params.values()))] = A.to(format, **params)
+            except ValueError:
+                continue
+        rowptr, col = A.to("csr").storage().tensors[:2]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this layout of torch's is in beta
+            theirs = torch.sparse_csr_tensor(rowptr, col, A.values, A.shape)
+        for F in (16, 64, 256):
+            x = torch.randn(A.shape[1], F)
+            calls = {f: lambda B=B, x=x: spmm(B, x) for f, B in stored.items()}
+            calls["mkl"] = lambda theirs=theirs, x=x: torch.sparse.mm(theirs, x)
+            timings = compare(calls, rounds=5, min_time_s=0.02, device="cpu")
+            best = min(stored, key=lambda f: timings[f].median_s)
+            ratios.append(timings.speedup(best, over="mkl"))
+            over_csr.append(timings.speedup(best, over="csr"))
+            lines.append(
+                f"{name:<14} {F:>4} {best:>5} {timings[best].median_s * 1e3:>9.3f} {ratios[-1]:>8.2f}x "
+                f"{over_csr[-1]:>8.2f}x"
+            )
+    mean = statistics.geometric_mean(ratios)
+    lines.append(
+        f"geometric mean {mean:.2f}x MKL (least {min(ratios):.2f}x), {statistics.geometric_mean(over_csr):.2f}x our CSR"
+    )
+    with capsys.disabled():
+        print("\n".join(lines))
+    benchmark.extra_info["over_torch"] = mean
+    x, B = torch.randn(A.shape[1], 64), stored["csr"]
+    benchmark(lambda: spmm(B, x))
+    assert mean >= 2.8 and min(ratios) >= 0.9
