@@ -88,9 +88,9 @@ def bsr_spmm_kernel(
                 for position in range(begin, end):
                     if AHEAD:
                         later = tl.load(blockcol_ptr + tl.minimum(position + AHEAD, blocks - 1)).to(tl.int64) * BLOCK
-                        k = tl.minimum(later + inner, cols - 1)
+                        soon = tl.minimum(later + inner, cols - 1)
                         tl.load(
-                            x_ptr + k[:, None] * stride_x + offs_f[None, :], mask=m_f[None, :], other=0.0,
+                            x_ptr + soon[:, None] * stride_x + offs_f[None, :], mask=m_f[None, :], other=0.0,
                             volatile=True,
                         )  # fmt: skip
                     k0 = tl.load(blockcol_ptr + position).to(tl.int64) * BLOCK

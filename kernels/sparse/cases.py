@@ -89,7 +89,7 @@ AOT_CASES = [
     _slices("fp32-ell", "fp32", ("slots_ptr", "value_ptr", "route_ptr", *_EXTREMUM, *_SCALES, *_SELL, *_TAIL)),
     _slices("fp32-sell", "fp32", ("slots_ptr", "route_ptr", *_EXTREMUM, *_SCALES, *_TAIL)),
     _slices("bf16-sell", "bf16", ("slots_ptr", "route_ptr", *_EXTREMUM, *_TAIL)),
-    _slices("fp32-hyb-max", "fp32", ("route_ptr", *_SCALES, *_SELL), "max"),
+    _slices("fp32-hyb-max", "fp32", ("route_ptr", *_SCALES), "max"),
     _coo(coo_spmm_kernel, "coo_spmm-fp32", "fp32", (*_ALONE, *_SCALES, *_BASE)),
     _coo(coo_spmm_kernel, "coo_spmm-bf16-hyb", "bf16", ("route_ptr", "arg_ptr", "carry_arg_ptr", "base_arg_ptr")),
     _coo(coo_spmm_kernel, "coo_spmm-fp32-max", "fp32", ("perm_ptr", "route_ptr", *_SCALES, *_BASE), "max"),

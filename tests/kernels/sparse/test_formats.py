@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from braidwork.kernels.sparse import FORMATS, SparseMatrix, spmm
+from braidwork.kernels.sparse import FORMATS, SparseMatrix, config, spmm
 from braidwork.kernels.sparse.config import pick_coo, pick_lanes, pick_spmm
 from braidwork.kernels.sparse.slices import share_of_walk
 from braidwork.kernels.testing import assert_close, devices, graph_zoo
@@ -196,6 +196,27 @@ def test_traffic() -> None:
     assert A.traffic("sddmm", 16).output == 16
     with pytest.raises(ValueError, match="op"):
         A.traffic("spmv", 1)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a CPU rows are asked for ahead of time")
+@pytest.mark.parametrize("format", PARAMS)
+def test_asking_for_rows_ahead_changes_nothing(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the last entry too, and beyond the last column of a block."""
+    n = 203
+    row, col = torch.arange(n).repeat_interleave(3), torch.arange(n).repeat_interleave(3) - 1
+    col = (col + torch.arange(3).repeat(n)).clamp(0, n - 1)
+    A = SparseMatrix.from_coo(row, col, torch.rand(row.shape[0]), (n, n))
+    x = torch.randn(n, 40)
+    picks = (config.pick_spmm, config.pick_coo, config.pick_lanes, config.pick_csc, config.pick_blocks)
+    expected = {reduce: spmm(stored(A, format), x, reduce) for reduce in ("sum", "max")}
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "_ahead", lambda *_: 32)
+        for pick in picks:
+            pick.cache_clear()
+        for reduce, y in expected.items():
+            assert torch.equal(spmm(stored(A, format), x, reduce), y)
+    for pick in picks:
+        pick.cache_clear()
 
 
 def test_work_of_a_program_is_even_on_hubs() -> None:
