@@ -53,10 +53,11 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
 
 @triton.jit
 def bsr_spmm_kernel(
-    blockptr_ptr, blockcol_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
+    blockptr_ptr, blockcol_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    bias_ptr, y_ptr, arg_ptr,
     block_rows, blocks, rows, cols, F, stride_x, share, tiles,
     BLOCK: tl.constexpr, COMPLETE: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, LANES: tl.constexpr,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
@@ -128,8 +129,8 @@ def bsr_spmm_kernel(
                 if COMPLETE:
                     seen += (end - begin).to(seen.dtype)
                 finish_lanes(
-                    acc, arg, r, seen == 0, None if COMPLETE else here, row_scale_ptr, y_ptr, arg_ptr,
-                    offs_f, m_f, F, REDUCE, MASK_F,
+                    acc, arg, r, seen == 0, None if COMPLETE else here, row_scale_ptr, bias_ptr, y_ptr,
+                    arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU,
                 )  # fmt: skip
 
 
@@ -143,6 +144,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     (blockptr, blockcol, slots), (cols, complete, spread) = storage
@@ -159,11 +162,11 @@ def spmm(
     launch(
         bsr_spmm_kernel, (ceil_div(block_rows, config.share), tiles if config.options else 1),
         blockptr, blockcol, slots, None if value is None else in_slots(value, slots), x,
-        row_scale, col_scale, route, y, arg if with_arg else None,
+        row_scale, col_scale, route, bias, y, arg if with_arg else None,
         block_rows, blockcol.shape[0], rows, cols, F, x.stride(0), config.share, tiles,
         BLOCK=block, COMPLETE=complete, DOT=config.dot, PRECISION=config.precision, LANES=config.lanes,
-        AHEAD=config.ahead, REDUCE=reduce, BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap,
-        **config.options,
+        AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
+        BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
     return y, arg
 

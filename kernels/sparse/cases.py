@@ -27,14 +27,14 @@ def _case(
     config: backend -> tiles, of which the kernel's own compile-time arguments are taken; given: the others.
     """
     acc = "fp64" if dtype == "fp64" else "fp32"
-    floats = {"x": dtype, "y": dtype, "value": "fp32", "row_scale": "fp32", "col_scale": "fp32"}
+    floats = {"x": dtype, "y": dtype, "value": "fp32", "bias": "fp32", "row_scale": "fp32", "col_scale": "fp32"}
     floats |= dict.fromkeys(("acc", "base", "carry"), acc)
     tiles = ("BLOCK_F", "MASK_F", "OVERLAP", "BATCH", "LANES", "DOT", "PRECISION", "AHEAD")
 
     def meta(backend: str) -> dict[str, Any]:
         picked = config(backend)
         found = {n: getattr(picked, n.lower()) for n in tiles if n in kernel.arg_names and n not in given}
-        found |= {"REDUCE": reduce} | given | dict.fromkeys(absent)
+        found |= {"REDUCE": reduce, "RELU": "bias_ptr" not in absent} | given | dict.fromkeys(absent)
         return found | picked.options
 
     constants = meta("cuda")
@@ -48,7 +48,7 @@ def _case(
 
 
 _EXTREMUM = ("arg_ptr",)
-_SCALES = ("row_scale_ptr", "col_scale_ptr")
+_SCALES = ("row_scale_ptr", "col_scale_ptr", "bias_ptr")
 _TAIL = ("tail_ptr", "base_ptr", "base_arg_ptr")
 _SELL = ("slice_ptr", "full_ptr", "rows_ptr")
 _BASE = ("rows_ptr", "base_ptr", "base_arg_ptr")

@@ -16,7 +16,7 @@ from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_coo
 from .fold import collapse, columns, finish, fold, join, keep, merge, start
-from .formats import Format, Storage, nbytes, operands, register
+from .formats import Format, Storage, fill_empty, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [row [nnz], col [nnz]] and, where entries are not numbered in this order, [perm [nnz]]; meta
@@ -42,8 +42,8 @@ def _run_end(position, end, row, row_ptr, SCAN: tl.constexpr):
 
 @triton.jit
 def _complete(
-    acc, arg, row, row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
-    REDUCE: tl.constexpr, MASK_F: tl.constexpr,
+    acc, arg, row, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
+    REDUCE: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Write a row of which (acc, arg) is all, or all but what base holds of it."""
     if base_ptr is not None:
@@ -55,23 +55,29 @@ def _complete(
         acc, arg = merge(base, base_arg, acc, arg, arg_ptr is not None, REDUCE)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + row).to(tl.int64)
-    finish(acc, arg, row, False, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+    finish(
+        acc, arg, row, False, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
+    )  # fmt: skip
 
 
 @triton.jit
-def _empty(first, last, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr):
+def _empty(
+    first, last, x_ptr, col_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
     """Write rows first to last - 1, which have no entries."""
     acc, arg = start(x_ptr, col_ptr, "sum", 1, BLOCK_F)
     acc, arg = collapse(acc, arg, False, "sum")
     for row in range(first, last):
-        finish(acc, arg, row, True, None, y_ptr, arg_ptr, offs_f, m_f, F, "max", MASK_F)
+        finish(acc, arg, row, True, None, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, "max", MASK_F, RELU)
 
 
 @triton.jit
 def coo_spmm_kernel(
-    row_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
+    row_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    bias_ptr, y_ptr, arg_ptr,
     carry_ptr, carry_arg_ptr, rows_ptr, base_ptr, base_arg_ptr, rows, nnz, F, stride_x, share,
-    REDUCE: tl.constexpr, BATCH: tl.constexpr, SCAN: tl.constexpr,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr, SCAN: tl.constexpr,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
@@ -110,22 +116,27 @@ def coo_spmm_kernel(
             keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
         else:
             _complete(
-                acc, arg, row, row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
-                REDUCE, MASK_F,
+                acc, arg, row, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
+                offs_f, m_f, F, REDUCE, MASK_F, RELU,
             )  # fmt: skip
         if rows_ptr is None:
-            _empty(previous + 1, row, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F)
+            _empty(
+                previous + 1, row, x_ptr, col_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F, RELU
+            )  # fmt: skip
         previous = row
         position = stop
     if rows_ptr is None:
         if end == nnz:
-            _empty(previous + 1, following, x_ptr, col_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F)
+            _empty(
+                previous + 1, following, x_ptr, col_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, BLOCK_F, MASK_F, RELU
+            )  # fmt: skip
 
 
 @triton.jit
 def coo_spmm_join_kernel(
-    row_ptr, row_scale_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, nnz, F, share,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    row_ptr, row_scale_ptr, bias_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
+    nnz, F, share, REDUCE: tl.constexpr, RELU: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write the row that ends in the share of program p and began in an earlier one, from its pieces in order."""
     offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
@@ -149,8 +160,8 @@ def coo_spmm_join_kernel(
                 looking = piece > 0
         acc, arg = join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE)
         _complete(
-            acc, arg, row.to(tl.int64), row_scale_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
-            offs_f, m_f, F, REDUCE, MASK_F,
+            acc, arg, row.to(tl.int64), row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
+            offs_f, m_f, F, REDUCE, MASK_F, RELU,
         )  # fmt: skip
 
 
@@ -159,6 +170,7 @@ def run(
     rows: int, value: torch.Tensor | None, x: torch.Tensor,
     row_scale: torch.Tensor | None, col_scale: torch.Tensor | None, reduce: str,
     y: torch.Tensor, arg: torch.Tensor | None, route: torch.Tensor | None,
+    bias: torch.Tensor | None = None, relu: bool = False,
     base: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
 ) -> None:  # fmt: skip
     """Launch both kernels over (row, col, perm) into y and arg; base is (rows, base, base_arg), see the kernel."""
@@ -170,14 +182,15 @@ def run(
     carry = torch.empty((programs, 2, F), dtype=carry_dtype, device=x.device)
     carry_arg = None if arg is None else torch.empty((programs, 2, F), dtype=col.dtype, device=x.device)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
+    meta["RELU"] = relu
     launch(
-        coo_spmm_kernel, (programs, tiles), row, col, perm, value, x, row_scale, col_scale, route, y, arg,
+        coo_spmm_kernel, (programs, tiles), row, col, perm, value, x, row_scale, col_scale, route, bias, y, arg,
         carry, carry_arg, *base, rows, nnz, F, x.stride(0), config.share,
         BATCH=config.batch, SCAN=16, AHEAD=config.ahead, **meta, **config.options,
     )  # fmt: skip
     if programs > 1:
         launch(
-            coo_spmm_join_kernel, (programs - 1, tiles), row, row_scale, carry, carry_arg, y, arg, *base,
+            coo_spmm_join_kernel, (programs - 1, tiles), row, row_scale, bias, carry, carry_arg, y, arg, *base,
             nnz, F, config.share, **meta, **config.options,
         )  # fmt: skip
 
@@ -192,6 +205,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     row, col, *order = storage.tensors
@@ -200,10 +215,10 @@ def spmm(
     if not y.numel():
         return y, arg
     if not col.shape[0]:
-        return y.zero_(), arg.fill_(-1)
+        return fill_empty(y, bias, relu), arg.fill_(-1)
     run(
         (row, col, perm), *storage.meta, rows, value, x, row_scale, col_scale, reduce,
-        y, arg if with_arg else None, route,
+        y, arg if with_arg else None, route, bias, relu,
     )  # fmt: skip
     return y, arg
 

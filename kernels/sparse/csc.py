@@ -54,8 +54,9 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int], limit: 
 @triton.jit
 def csc_spmm_kernel(
     colptr_ptr, row_ptr, entry_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-    y_ptr, arg_ptr, acc_ptr, acc_arg_ptr, rows, cols, nnz, height, F, stride_x,
-    AHEAD: tl.constexpr, REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    bias_ptr, y_ptr, arg_ptr, acc_ptr, acc_arg_ptr, rows, cols, nnz, height, F, stride_x,
+    AHEAD: tl.constexpr, REDUCE: tl.constexpr, RELU: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -126,7 +127,9 @@ def csc_spmm_kernel(
         if acc_arg_ptr is not None:
             arg = tl.load(acc_arg_ptr + at, mask=m_f, other=0)
             is_empty = arg == none_arg
-        finish(acc, arg, row, is_empty, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+        finish(
+            acc, arg, row, is_empty, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
+        )  # fmt: skip
 
 
 def spmm(
@@ -139,6 +142,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     (colptr, row, entry), (cols, height, spread) = storage
@@ -154,8 +159,8 @@ def spmm(
     config = pick_csc(spread, F, x.dtype, backend_of(x.device))
     launch(
         csc_spmm_kernel, (colptr.shape[0], ceil_div(F, config.block_f)), colptr, row, entry, value, x,
-        row_scale, col_scale, route, y, arg if with_arg else None, acc, acc_arg,
-        rows, cols, row.shape[0], height, F, x.stride(0), AHEAD=config.ahead, REDUCE=reduce,
+        row_scale, col_scale, route, bias, y, arg if with_arg else None, acc, acc_arg,
+        rows, cols, row.shape[0], height, F, x.stride(0), AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
     return y, arg

@@ -41,8 +41,9 @@ def build(pattern: Pattern, transposed: bool, params: Mapping[str, int] = {}, li
 
 @triton.jit
 def csr_spmm_rows_kernel(
-    rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
-    rows, nnz, F, stride_x, share, REDUCE: tl.constexpr, BATCH: tl.constexpr,
+    rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    bias_ptr, y_ptr, arg_ptr, rows, nnz, F, stride_x, share,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
@@ -62,7 +63,9 @@ def csr_spmm_rows_kernel(
             offs_f, m_f, F, stride_x, nnz - 1, arg_ptr is not None, REDUCE, BATCH, MASK_F, AHEAD,
         )  # fmt: skip
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
-        finish(acc, arg, row, begin == end, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+        finish(
+            acc, arg, row, begin == end, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
+        )  # fmt: skip
         begin = end
 
 
@@ -74,8 +77,9 @@ def csr_spmm_rows_kernel(
 
 @triton.jit
 def csr_spmm_split_kernel(
-    rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
-    carry_ptr, carry_arg_ptr, rows, nnz, F, stride_x, share, REDUCE: tl.constexpr, BATCH: tl.constexpr,
+    rowptr_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    bias_ptr, y_ptr, arg_ptr, carry_ptr, carry_arg_ptr, rows, nnz, F, stride_x, share,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """What `csr_spmm_rows_kernel` computes, but for rows that are cut: their pieces go to carry [programs, 2, F].
@@ -107,14 +111,17 @@ def csr_spmm_split_kernel(
         elif found_begun and row == row0:
             keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
         else:
-            finish(acc, arg, row, begin == end, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+            finish(
+                acc, arg, row, begin == end, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+                REDUCE, MASK_F, RELU,
+            )  # fmt: skip
         begin = end
 
 
 @triton.jit
 def csr_spmm_join_kernel(
-    rowptr_ptr, row_scale_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows, F, share,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    rowptr_ptr, row_scale_ptr, bias_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows, F, share,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write the row that ends in the share of program p and began in an earlier one, from its pieces in order."""
     offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
@@ -126,7 +133,9 @@ def csr_spmm_join_kernel(
         if first_step < pid * share and last_step < (pid + 1) * share:
             piece = first_step // share
             acc, arg = join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE)
-            finish(acc, arg, row, False, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F)
+            finish(
+                acc, arg, row, False, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
+            )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -143,6 +152,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
     config: SpmmConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`. x is copied only if its last dimension has a stride other than 1."""
@@ -158,7 +169,8 @@ def spmm(
         config = pick_spmm(rows, nnz, *storage.meta, F, x.dtype, backend_of(x.device))
     tiles = ceil_div(F, config.block_f)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
-    given = (rowptr, col, perm, value, x, row_scale, col_scale, route, y, arg if with_arg else None)
+    meta["RELU"] = relu
+    given = (rowptr, col, perm, value, x, row_scale, col_scale, route, bias, y, arg if with_arg else None)
     if not config.split:
         grid = (ceil_div(rows, config.share), tiles)
         launch(
@@ -176,7 +188,7 @@ def spmm(
         BATCH=config.batch, AHEAD=config.ahead, **meta, **config.options,
     )  # fmt: skip
     launch(
-        csr_spmm_join_kernel, (programs, tiles), rowptr, row_scale, carry, carry_arg, y, given[-1], rows, F,
+        csr_spmm_join_kernel, (programs, tiles), rowptr, row_scale, bias, carry, carry_arg, y, given[-1], rows, F,
         config.share, **meta, **config.options,
     )  # fmt: skip
     return y, arg
@@ -208,7 +220,7 @@ def _aot_case(kernel: Any, name: str, dtype: str, F: int, present: tuple[str, ..
     acc = "fp64" if dtype == "fp64" else "fp32"
     types = {"perm_ptr": "i32", "value_ptr": "fp32", "row_scale_ptr": "fp32", "col_scale_ptr": "fp32"}
     types |= {"rowptr_ptr": "i32", "col_ptr": "i32", "route_ptr": "i32", "arg_ptr": "i32", "carry_arg_ptr": "i32"}
-    types |= {"x_ptr": dtype, "y_ptr": dtype, "carry_ptr": acc}
+    types |= {"bias_ptr": "fp32", "x_ptr": dtype, "y_ptr": dtype, "carry_ptr": acc}
     always = ("rowptr_ptr", "col_ptr", "x_ptr", "y_ptr", "carry_ptr")
     names = kernel.arg_names
     split = kernel is not csr_spmm_rows_kernel
@@ -219,6 +231,7 @@ def _aot_case(kernel: Any, name: str, dtype: str, F: int, present: tuple[str, ..
         config = pick_spmm(1 << 16, 1 << 20, 1 << 19 if split else 64, 0, F, torch_dtype, backend)
         given = {"REDUCE": reduce, "BATCH": config.batch, "BLOCK_F": config.block_f}
         given |= {"MASK_F": config.mask_f, "OVERLAP": config.overlap, "AHEAD": config.ahead}
+        given |= {"RELU": "bias_ptr" in present}
         absent = {n: None for n in names if n in types and n not in signature}
         return {n: v for n, v in given.items() if n in names} | absent | config.options
 
@@ -229,14 +242,14 @@ def _aot_case(kernel: Any, name: str, dtype: str, F: int, present: tuple[str, ..
     )  # fmt: skip
 
 
-_SCALES = ("row_scale_ptr", "col_scale_ptr")
+_SCALES = ("row_scale_ptr", "col_scale_ptr", "bias_ptr")
 AOT_CASES = [
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-128", "fp32", 128, ()),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-128-all", "fp32", 128, ("value_ptr", "perm_ptr", *_SCALES)),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-16", "fp32", 16, ()),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-1000", "fp32", 1000, ()),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp64-64", "fp64", 64, ("value_ptr",)),
-    _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-bf16-128", "bf16", 128, _SCALES),
+    _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-bf16-128", "bf16", 128, _SCALES[:2]),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-128-max", "fp32", 128, ("value_ptr", "arg_ptr"), "max"),
     _aot_case(csr_spmm_rows_kernel, "csr_spmm_rows-fp32-128-routed", "fp32", 128, ("perm_ptr", "route_ptr")),
     _aot_case(csr_spmm_split_kernel, "csr_spmm_split-fp32-128", "fp32", 128, _SCALES),

@@ -12,7 +12,7 @@ from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_lanes
 from .fold import columns, start
-from .formats import Format, Storage, check_bytes, in_slots, nbytes, operands, refuse_repeats, register
+from .formats import Format, Storage, check_bytes, fill_empty, in_slots, nbytes, operands, refuse_repeats, register
 from .lanes import finish_lanes, signs, take, weights
 from .pattern import Pattern
 from .slices import entries, lanes_for, slice_rows
@@ -86,9 +86,10 @@ def _diagonals(
 
 @triton.jit
 def dia_spmm_kernel(
-    offset_ptr, full_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr, y_ptr, arg_ptr,
+    offset_ptr, full_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
+    bias_ptr, y_ptr, arg_ptr,
     diagonals, rows, F, stride_x, groups, share, tiles, C: tl.constexpr, LANES: tl.constexpr,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -122,7 +123,8 @@ def dia_spmm_kernel(
                     True, C, REDUCE, MASK_F, arg_ptr is not None,
                 )  # fmt: skip
                 finish_lanes(
-                    acc, arg, r, seen == 0, None, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F
+                    acc, arg, r, seen == 0, None, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+                    REDUCE, MASK_F, RELU,
                 )  # fmt: skip
 
 
@@ -136,6 +138,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     (offset, full, slots), (cols,) = storage
@@ -144,15 +148,15 @@ def spmm(
     if not y.numel():
         return y, arg
     if not cols:
-        return y.zero_(), arg.fill_(-1)
+        return fill_empty(y, bias, relu), arg.fill_(-1)
     groups, diagonals, c = slots.shape
     config = pick_lanes(c, diagonals, 0, F, x.dtype, backend_of(x.device))
     tiles = ceil_div(F, config.block_f)
     launch(
         dia_spmm_kernel, (ceil_div(groups, config.share), tiles if config.options else 1),
         offset, full, slots, None if value is None else in_slots(value, slots), x, row_scale, col_scale, route,
-        y, arg if with_arg else None, diagonals, rows, F, x.stride(0), groups, config.share, tiles,
-        C=c, LANES=config.lanes, REDUCE=reduce,
+        bias, y, arg if with_arg else None, diagonals, rows, F, x.stride(0), groups, config.share, tiles,
+        C=c, LANES=config.lanes, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
     return y, arg

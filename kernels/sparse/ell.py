@@ -49,12 +49,14 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     (col, slots), (width, full, spread) = storage
     return slices.run(
         (None, None, None, col, slots), ceil_div(rows, col.shape[1]), rows, width, full, spread,
-        value, x, row_scale, col_scale, reduce, with_arg, route,
+        value, x, row_scale, col_scale, reduce, with_arg, route, bias, relu,
     )  # fmt: skip
 
 

@@ -206,12 +206,24 @@ def join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE: tl.conste
 
 
 @triton.jit
+def epilogue(y, bias_ptr, offs_f, m_f, MASK_F: tl.constexpr, RELU: tl.constexpr):
+    """y + bias and its positive part, each if wanted; offs_f and m_f in a shape that y takes."""
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offs_f, mask=m_f, other=0.0) if MASK_F else tl.load(bias_ptr + offs_f)
+        y += bias.to(y.dtype)
+    if RELU:
+        y = maximum(y, tl.zeros_like(y))
+    return y
+
+
+@triton.jit
 def finish(
     acc, arg, row, is_empty,
-    row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
-    REDUCE: tl.constexpr, MASK_F: tl.constexpr,
+    row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+    REDUCE: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Write row `row` (int64) of y, and of arg if wanted, from a collapsed accumulator; 0 and -1 if it is empty."""
+    """Write row `row` (int64) of y, and of arg if wanted, from a collapsed accumulator: 0 and -1 if it is empty, and
+    the epilogue of 0."""
     y = acc
     if REDUCE == "sum":
         if row_scale_ptr is not None:
@@ -220,6 +232,7 @@ def finish(
         if REDUCE == "min":
             y = -y
         y = tl.where(is_empty, 0.0, y)
+    y = epilogue(y, bias_ptr, offs_f, m_f, MASK_F, RELU)
     out = row * F + offs_f
     y = y.to(y_ptr.dtype.element_ty)
     if MASK_F:

@@ -43,6 +43,8 @@ class Launcher(Protocol):
     - `route` (only with "sum"): int [K, F] from an extremum's `arg`; the term of entry e counts in column f only where
       route[k, f] == e. This carries gradients back through an extremum.
 
+    - `bias` [F] is added to every row, the empty ones too, and with `relu` what is negative becomes 0.
+
     value: [nnz] in the order of the matrix's entries, whatever order the format keeps them in. x: [K, F], any strides.
     Returns y [rows, F] in the dtype of x, and arg [rows, F] in the dtype of the indices (empty without `with_arg`).
     """
@@ -58,6 +60,8 @@ class Launcher(Protocol):
         reduce: str,
         with_arg: bool = False,
         route: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        relu: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
@@ -149,6 +153,13 @@ def operands(
         x = x.contiguous()
     y = alloc.empty((rows, F), x.dtype, x.device)
     return x, y, alloc.empty((rows, F), index.dtype, x.device) if with_arg else index.new_empty(0)
+
+
+def fill_empty(y: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> torch.Tensor:
+    """The product of a matrix without entries, written into y."""
+    if bias is None:
+        return y.zero_()
+    return y.copy_(bias.relu() if relu else bias)
 
 
 def in_slots(value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

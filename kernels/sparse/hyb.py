@@ -62,6 +62,8 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`. The accumulators of rows with a tail pass through memory, in fp32 or fp64."""
     (start, full, in_lane, col, slots, tail, long, tail_row, tail_col, tail_entry), (width, spread) = storage
@@ -75,14 +77,14 @@ def spmm(
         base_arg = torch.empty((long.shape[0], F), dtype=col.dtype, device=x.device) if with_arg else None
     y, arg = slices.run(
         (start, full, in_lane, col, slots), in_lane.shape[0], rows, width, 0, spread,
-        value, x, row_scale, col_scale, reduce, with_arg, route,
+        value, x, row_scale, col_scale, reduce, with_arg, route, bias, relu,
         (None if base is None else tail, base, base_arg),
     )  # fmt: skip
     if base is not None and y.numel():
         perm = tail_entry if value is not None or with_arg or route is not None else None
         coo.run(
             (tail_row, tail_col, perm), spread, rows, value, x, row_scale, col_scale, reduce,
-            y, arg if with_arg else None, route, (long, base, base_arg),
+            y, arg if with_arg else None, route, bias, relu, (long, base, base_arg),
         )  # fmt: skip
     return y, arg
 

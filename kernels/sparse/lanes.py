@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .fold import earliest_maximum, maximum
+from .fold import earliest_maximum, epilogue, maximum
 
 
 @triton.jit
@@ -92,10 +92,10 @@ def signs(row_scale_ptr, r, acc_dtype: tl.constexpr, REDUCE: tl.constexpr):
 @triton.jit
 def finish_lanes(
     acc, arg, r, is_empty, here,
-    row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
-    REDUCE: tl.constexpr, MASK_F: tl.constexpr,
+    row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+    REDUCE: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Write rows r [LANES, 1] of y, and of arg if wanted; 0 and -1 where `is_empty`.
+    """Write rows r [LANES, 1] of y, and of arg if wanted; 0 and -1 where `is_empty`, and the epilogue of 0.
 
     here: [LANES, 1], the lanes to write, or None for all of them.
     """
@@ -107,6 +107,7 @@ def finish_lanes(
         if REDUCE == "min":
             y = -y
         y = tl.where(is_empty, 0.0, y)
+    y = epilogue(y, bias_ptr, offs_f[None, :], m_f[None, :], MASK_F, RELU)
     out = r.to(tl.int64) * F + offs_f[None, :]
     y = y.to(y_ptr.dtype.element_ty)
     mask = m_f[None, :]

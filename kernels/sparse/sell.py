@@ -45,12 +45,14 @@ def spmm(
     reduce: str,
     with_arg: bool = False,
     route: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `formats.Launcher`."""
     start, full, in_lane, col, slots = storage.tensors
     return slices.run(
         (start, full, in_lane, col, slots), in_lane.shape[0], rows, 0, 0, *storage.meta,
-        value, x, row_scale, col_scale, reduce, with_arg, route,
+        value, x, row_scale, col_scale, reduce, with_arg, route, bias, relu,
     )  # fmt: skip
 
 

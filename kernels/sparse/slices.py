@@ -51,9 +51,10 @@ def _steps(
 @triton.jit
 def slices_spmm_kernel(
     slice_ptr, full_ptr, rows_ptr, col_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-    y_ptr, arg_ptr, tail_ptr, base_ptr, base_arg_ptr, slices, rows, steps, width, full, F, stride_x, share, tiles,
+    bias_ptr, y_ptr, arg_ptr, tail_ptr, base_ptr, base_arg_ptr,
+    slices, rows, steps, width, full, F, stride_x, share, tiles,
     C: tl.constexpr, LANES: tl.constexpr, AHEAD: tl.constexpr,
-    REDUCE: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    REDUCE: tl.constexpr, RELU: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -115,7 +116,8 @@ def slices_spmm_kernel(
                     if base_arg_ptr is not None:
                         tl.store(base_arg_ptr + at, arg, mask=away)
                 finish_lanes(
-                    acc, arg, r, is_empty, here, row_scale_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F
+                    acc, arg, r, is_empty, here, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+                    REDUCE, MASK_F, RELU,
                 )  # fmt: skip
 
 
@@ -193,7 +195,7 @@ def run(
     storage: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor],
     slices: int, rows: int, width: int, full: int, spread: int,
     value: torch.Tensor | None, x: torch.Tensor, row_scale: torch.Tensor | None, col_scale: torch.Tensor | None,
-    reduce: str, with_arg: bool, route: torch.Tensor | None,
+    reduce: str, with_arg: bool, route: torch.Tensor | None, bias: torch.Tensor | None, relu: bool,
     tail: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch over (slice, full, rows, col, slots); tail is (tail, base, base_arg). Returns as `formats.Launcher`.
@@ -214,9 +216,10 @@ def run(
     launch(
         slices_spmm_kernel, (ceil_div(walk, share), tiles if config.options else 1),
         slice_start, slice_full, slice_row, col, slots if with_arg or route is not None else None,
-        None if value is None else in_slots(value, slots), x, row_scale, col_scale, route, y, arg if with_arg else None,
+        None if value is None else in_slots(value, slots), x, row_scale, col_scale, route,
+        bias, y, arg if with_arg else None,
         *tail, slices, rows, steps, width, full, F, x.stride(0), share, tiles,
-        C=c, LANES=config.lanes, AHEAD=config.ahead, REDUCE=reduce,
+        C=c, LANES=config.lanes, AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
     return y, arg

@@ -26,12 +26,13 @@ REDUCTIONS = ("sum", "mean", "max", "min")
 _MATRIX = "str format, Tensor[] storage, int[] meta"
 _TRANSPOSE = "str format_t, Tensor[] storage_t, int[] meta_t"
 _FACTORS = "Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale"
+_EPILOGUE = "Tensor? bias, bool relu"
 
 _NO_MATRIX: tuple[str, list[torch.Tensor], list[int]] = ("", [], [])
 
 _library = torch.library.Library("braidwork", "FRAGMENT")
 _library.define(
-    f"spmm({_FACTORS}, str reduce, bool with_arg, SymInt rows, {_MATRIX}, {_TRANSPOSE}, Tensor[] entries)"
+    f"spmm({_FACTORS}, {_EPILOGUE}, str reduce, bool with_arg, SymInt rows, {_MATRIX}, {_TRANSPOSE}, Tensor[] entries)"
     " -> (Tensor, Tensor)"
 )
 _library.define(f"spmm_routed({_FACTORS}, Tensor route, SymInt rows, {_MATRIX}) -> Tensor")
@@ -46,15 +47,17 @@ _library.define(
 
 
 def _spmm(
-    value, x, row_scale, col_scale, reduce, with_arg, rows, format, storage, meta,
+    value, x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, format, storage, meta,
     format_t, storage_t, meta_t, entries,
 ):  # fmt: skip
     launcher = lookup(format).spmm
-    return launcher(Storage(storage, meta), rows, value, x, row_scale, col_scale, reduce, with_arg)
+    return launcher(
+        Storage(storage, meta), rows, value, x, row_scale, col_scale, reduce, with_arg, bias=bias, relu=relu
+    )
 
 
 def _spmm_fake(
-    value, x, row_scale, col_scale, reduce, with_arg, rows, format, storage, meta,
+    value, x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, format, storage, meta,
     format_t, storage_t, meta_t, entries,
 ):  # fmt: skip
     y = x.new_empty((rows, x.shape[1]))
@@ -91,29 +94,34 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        value, x, row_scale, col_scale, reduce, _, _, *rest = inputs
+        value, x, row_scale, col_scale, bias, relu, reduce, _, _, *rest = inputs
         format, storage, meta, format_t, storage_t, meta_t, entries = rest
         with torch._C._AutoDispatchBelowAutograd():
             y, arg = torch.ops.braidwork.spmm.default(*inputs)
         ctx.mark_non_differentiable(arg)
         ctx.set_materialize_grads(False)
-        ctx.reduce, ctx.cols = reduce, x.shape[0]
+        ctx.reduce, ctx.cols, ctx.relu = reduce, x.shape[0], relu
+        ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.matrix, ctx.matrix_t = (format, meta), (format_t, meta_t)
         ctx.ends = len(storage), len(storage) + len(storage_t)
         # Only the gradients of the values and of the scales look at x again.
         keep_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         ctx.save_for_backward(
-            value, x if keep_x else None, row_scale, col_scale, arg, *storage, *storage_t, *entries
+            value, x if keep_x else None, row_scale, col_scale, arg, y if relu else None, *storage, *storage_t, *entries
         )
         return y, arg
 
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-        needs_value, needs_x, needs_row_scale, needs_col_scale = ctx.needs_input_grad[:4]
-        gvalue = gx = grow = gcol = None
+        needs_value, needs_x, needs_row_scale, needs_col_scale, needs_bias = ctx.needs_input_grad[:5]
+        gvalue = gx = grow = gcol = gbias = None
         if gy is None:
-            return (None,) * 14
-        value, x, row_scale, col_scale, arg, *rest = ctx.saved_tensors
+            return (None,) * 16
+        value, x, row_scale, col_scale, arg, y, *rest = ctx.saved_tensors
+        if ctx.relu:
+            gy = torch.ops.aten.threshold_backward(gy, y, 0)
+        if needs_bias:
+            gbias = gy.sum(0, dtype=torch.promote_types(gy.dtype, torch.float32)).to(ctx.bias_dtype)
         end, end_t = ctx.ends
         matrix = (ctx.matrix[0], rest[:end], ctx.matrix[1])
         transpose = (ctx.matrix_t[0], rest[end:end_t], ctx.matrix_t[1])
@@ -126,7 +134,7 @@ class _Spmm(torch.autograd.Function):
                 raise RuntimeError("spmm: the gradient of x needs the transpose, which was not given to the operator")
             product = (value, gy, col_scale, row_scale)
             if route is None:
-                gx, _ = ops.spmm(*product, "sum", False, ctx.cols, *transpose, *matrix, entries)
+                gx, _ = ops.spmm(*product, None, False, "sum", False, ctx.cols, *transpose, *matrix, entries)
             else:
                 gx = ops.spmm_routed(*product, route, ctx.cols, *transpose)
 
@@ -137,13 +145,14 @@ class _Spmm(torch.autograd.Function):
             row, col = entries
             dot = ops.entry_dot(row, col, gy, x, None, None, route)
             weight = dot if value is None else dot * value
+            plain = (None, None, None, False, "sum", False)
             if needs_row_scale:
                 column = _column(col_scale, ctx.cols, dot)
-                sums, _ = ops.spmm(weight, column, None, None, "sum", False, gy.shape[0], *matrix, *_NO_MATRIX, [])
+                sums, _ = ops.spmm(weight, column, *plain, gy.shape[0], *matrix, *_NO_MATRIX, [])
                 grow = sums.squeeze(1).to(row_scale.dtype)
             if needs_col_scale:
                 column = _column(row_scale, gy.shape[0], dot)
-                sums, _ = ops.spmm(weight, column, None, None, "sum", False, ctx.cols, *transpose, *_NO_MATRIX, [])
+                sums, _ = ops.spmm(weight, column, *plain, ctx.cols, *transpose, *_NO_MATRIX, [])
                 gcol = sums.squeeze(1).to(col_scale.dtype)
             if needs_value:
                 gvalue = dot if row_scale is None else dot * row_scale[row]
@@ -151,7 +160,7 @@ class _Spmm(torch.autograd.Function):
         elif needs_value:
             gvalue = ops.entry_dot(*entries, gy, x, row_scale, col_scale, route)
         gvalue = None if gvalue is None else gvalue.to(value.dtype)
-        return gvalue, gx, grow, gcol, *(None,) * 10
+        return gvalue, gx, grow, gcol, gbias, *(None,) * 11
 
 
 def _column(scale: torch.Tensor | None, n: int, like: torch.Tensor) -> torch.Tensor:
@@ -191,6 +200,8 @@ def spmm(
     *,
     row_scale: torch.Tensor | None = None,
     col_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
 ) -> torch.Tensor:
     """Sparse matrix times dense matrix, y = diag(row_scale) A diag(col_scale) x, or another reduction of its terms.
 
@@ -205,16 +216,18 @@ def spmm(
         reduce: "sum"; "mean", the sum divided by the number of entries in the row, equal coordinates that were kept
             counting each; "max" or "min". A row without entries gives 0.
         row_scale: [M], col_scale: [K], or None for ones.
+        bias: [F] ([] for a vector), added to every row on its way out, or None.
+        relu: whether what is negative then becomes 0. NaN stays NaN.
 
-    The values of A and the scales are in the dtype of x or in fp32. Sums are kept in fp32, in fp64 if x is.
+    The values of A, the scales and the bias are in the dtype of x or in fp32. Sums are kept in fp32, in fp64 if x is.
 
     Returns:
         [M, F] or [M], in the dtype of x.
 
-    Gradients: to x, to the values and to the scales, once (a second derivative of the gradients to the values, or of an
-    extremum, raises NotImplementedError). That of an extremum goes to the entry that attains it, to the first in the
-    row if several do. NaN counts as the extremum. Results and gradients are the same bit for bit in every run and with
-    any number of threads.
+    Gradients: to x, to the values, to the scales and to the bias, once (a second derivative of those to the values, or
+    of an extremum, raises NotImplementedError). That of an extremum goes to the entry that attains it, to the first in
+    the row if several do. NaN counts as the extremum. Results and gradients are the same bit for bit in every run and
+    with any number of threads.
 
     Under `torch.autocast` an fp32 x is cast to the autocast dtype; values and scales are used as they are. Under
     `torch.compile` the operator is one node; A is best used once, or its storages built with `to`, before compilation.
@@ -247,9 +260,11 @@ def spmm(
     if value is not None and value.dtype != x.dtype and value.dtype != torch.float32:
         raise TypeError(f"x: A has values of {value.dtype}, which need x of that dtype, got {x.dtype}")
     if row_scale is not None:
-        _check_scale("row_scale", row_scale, rows, x)
+        _check_factor("row_scale", row_scale, (rows,), x)
     if col_scale is not None:
-        _check_scale("col_scale", col_scale, cols, x)
+        _check_factor("col_scale", col_scale, (cols,), x)
+    if bias is not None:
+        _check_factor("bias", bias, x.shape[1:], x)
     matrix = (A.format, *A.storage())
     transpose, entries, with_arg = _NO_MATRIX, [], False
     if torch.is_grad_enabled():
@@ -273,8 +288,13 @@ def spmm(
         reduce = "sum"
 
     vector = x.dim() == 1
-    operands = (value, x.unsqueeze(1) if vector else x, row_scale, col_scale, reduce, with_arg, rows, *matrix)
-    if not transpose[0] and not entries and _is_plain(x):
+    if vector and bias is not None:
+        bias = bias.unsqueeze(0)
+    operands = (
+        value, x.unsqueeze(1) if vector else x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, *matrix
+    )  # fmt: skip
+    to_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    if not transpose[0] and not entries and not to_bias and _is_plain(x):
         y, _ = _spmm(*operands, *_NO_MATRIX, [])
     else:
         y, _ = torch.ops.braidwork.spmm.default(*operands, *transpose, entries)
@@ -295,12 +315,12 @@ def _is_plain(x: torch.Tensor) -> bool:
     )
 
 
-def _check_scale(name: str, scale: torch.Tensor, n: int, x: torch.Tensor) -> None:
-    if not isinstance(scale, torch.Tensor):
-        raise TypeError(f"{name}: need a torch.Tensor, got {type(scale).__name__}")
-    if scale.dtype != x.dtype and scale.dtype != torch.float32:
-        raise TypeError(f"{name}: need the dtype of x, {x.dtype}, or float32, got {scale.dtype}")
-    if tuple(scale.shape) != (n,):
-        raise ValueError(f"{name}: need shape [{n}], got {tuple(scale.shape)}")
-    if scale.device != x.device:
-        raise ValueError(f"{name}: need the device of x, {x.device}, got {scale.device}")
+def _check_factor(name: str, factor: torch.Tensor, shape: tuple[int, ...], x: torch.Tensor) -> None:
+    if not isinstance(factor, torch.Tensor):
+        raise TypeError(f"{name}: need a torch.Tensor, got {type(factor).__name__}")
+    if factor.dtype != x.dtype and factor.dtype != torch.float32:
+        raise TypeError(f"{name}: need the dtype of x, {x.dtype}, or float32, got {factor.dtype}")
+    if tuple(factor.shape) != tuple(shape):
+        raise ValueError(f"{name}: need shape {list(shape)}, got {tuple(factor.shape)}")
+    if factor.device != x.device:
+        raise ValueError(f"{name}: need the device of x, {x.device}, got {factor.device}")

@@ -219,6 +219,42 @@ def test_asking_for_rows_ahead_changes_nothing(format: str, monkeypatch: pytest.
         pick.cache_clear()
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("format", PARAMS)
+def test_epilogue_is_what_torch_does_after_the_product(format: str, reduce: str) -> None:
+    """Bias and ReLU, over rows without entries and cut rows too, and their gradients."""
+    for name in ("hub_row", "empty_rows", "no_entries"):
+        g = graph_zoo()[name]
+        value = torch.from_numpy(g.value).double().requires_grad_()
+        A = stored(SparseMatrix.from_coo(g.row, g.col, value.detach(), g.shape), format).with_values(value)
+        rows, cols = A.shape
+        x = torch.randn(cols, 20, dtype=torch.float64, requires_grad=True)
+        scale = torch.rand(rows, dtype=torch.float64, requires_grad=True)
+        bias = torch.randn(20, dtype=torch.float64, requires_grad=True)
+        fused = spmm(A, x, reduce, row_scale=scale, bias=bias, relu=True)
+        apart = (spmm(A, x, reduce, row_scale=scale) + bias).relu()
+        torch.testing.assert_close(fused, apart)
+        torch.testing.assert_close(spmm(A, x, reduce, bias=bias), spmm(A, x, reduce) + bias)
+        torch.testing.assert_close(spmm(A, x, reduce, relu=True), spmm(A, x, reduce).relu())
+        gy = torch.randn_like(apart)
+        inputs = (x, value, scale, bias)
+        for ours, theirs in zip(torch.autograd.grad(fused, inputs, gy), torch.autograd.grad(apart, inputs, gy)):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_epilogue_of_a_vector_in_low_precision_and_of_nan() -> None:
+    A = SparseMatrix.from_coo([0, 0, 2], [0, 1, 1], torch.tensor([1.0, -2.0, 1.0]), (3, 2)).to(DEVICE)
+    x = torch.tensor([1.0, float("nan")], device=DEVICE)
+    y = spmm(A, x, bias=torch.tensor(-0.5, device=DEVICE), relu=True)
+    assert y.isnan().tolist() == [True, False, True] and y[1] == 0
+    z = spmm(A, torch.ones(2, 3, device=DEVICE).bfloat16(), bias=torch.ones(3, device=DEVICE), relu=True)
+    assert z.dtype == torch.bfloat16 and z[:, 0].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match=r"bias: need shape \[3\]"):
+        spmm(A, torch.ones(2, 3, device=DEVICE), bias=torch.ones(2, device=DEVICE))
+    with pytest.raises(TypeError, match="bias"):
+        spmm(A, torch.ones(2, 3, device=DEVICE), bias=1.0)
+
+
 def test_work_of_a_program_is_even_on_hubs() -> None:
     """Entries, padding included, of a program on a GPU: largest over mean. Whole rows of CSR have hubs."""
     n, nnz = 20_000, 200_000

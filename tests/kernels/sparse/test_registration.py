@@ -32,9 +32,10 @@ def test_opcheck_spmm(weighted: bool, reduce: str) -> None:
     x = torch.randn(501, 5, device=DEVICE, requires_grad=True)
     scales = [torch.rand(n, device=DEVICE, requires_grad=True) for n in A.shape] if weighted else [None, None]
     matrix, transpose = (A.format, *A.storage()), (A.T.format, *A.T.storage())
-    arguments = (value, x, *scales, reduce, reduce != "sum", 13, *matrix, *transpose, [A.row, A.col])
+    bias = torch.randn(5, device=DEVICE, requires_grad=True) if weighted else None
+    arguments = (value, x, *scales, bias, weighted, reduce, reduce != "sum", 13, *matrix, *transpose, [A.row, A.col])
     torch.library.opcheck(torch.ops.braidwork.spmm.default, arguments)
-    frozen = (A.values, x.detach(), None, None, reduce, False, 13, *matrix, "", [], [], [])
+    frozen = (A.values, x.detach(), None, None, None, False, reduce, False, 13, *matrix, "", [], [], [])
     torch.library.opcheck(torch.ops.braidwork.spmm.default, frozen)
 
 
@@ -42,7 +43,7 @@ def test_opcheck_gradient_operators() -> None:
     A = small()
     g, x = torch.randn(13, 5, device=DEVICE), torch.randn(501, 5, device=DEVICE)
     _, arg = torch.ops.braidwork.spmm(
-        A.values, x, None, None, "max", True, 13, A.format, *A.storage(), "", [], [], []
+        A.values, x, None, None, None, False, "max", True, 13, A.format, *A.storage(), "", [], [], []
     )
     transpose = (A.T.format, *A.T.storage())
     torch.library.opcheck(
@@ -56,7 +57,7 @@ def test_gradients_that_lack_an_operand_say_so() -> None:
     A = small()
     x = torch.randn(501, 5, device=DEVICE, requires_grad=True)
     value = A.values.clone().requires_grad_()
-    bare = ("sum", False, 13, A.format, *A.storage(), "", [], [], [])
+    bare = (None, False, "sum", False, 13, A.format, *A.storage(), "", [], [], [])
     y, _ = torch.ops.braidwork.spmm(A.values, x, None, None, *bare)
     with pytest.raises(RuntimeError, match="needs the transpose"):
         y.sum().backward()
