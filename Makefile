@@ -19,7 +19,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --benchmark-skip
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce test test-all bench aot gpu-check lint clean distclean
+.PHONY: help setup reproduce test test-all bench tune aot gpu-check lint clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ test-all: $(READY) ## every test, the long sweeps too
 
 bench: $(READY) ## speed against the peers, interleaved in one process (pytest-benchmark)
 	$(PY) -m pytest tests/bench --benchmark-only $(ARGS)
+
+tune: $(READY) ## measure the tiles of the sparse formats on this machine (a few minutes)
+	$(PY) -m braidwork.experiments.tune $(ARGS)
 
 aot: $(READY) ## compile every kernel for sm_80, sm_90, sm_100 and gfx942 and print what each needs
 	$(PY) -m braidwork.kernels.aot $(ARGS)
@@ -74,12 +77,12 @@ $(READY): pyproject.toml $(VENV)/.packages-installed
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	@rm -rf $(VENV)/links && mkdir -p $(VENV)/links/braidwork
-	@for folder in conf experiments kernels models; do ln -s "$(CURDIR)/$$folder" $(VENV)/links/braidwork/$$folder; done
+	@for folder in conf experiments kernels models selector; do ln -s "$(CURDIR)/$$folder" $(VENV)/links/braidwork/$$folder; done
 	MYPYPATH=$(VENV)/links $(PY) -m mypy -p braidwork
 
 clean: ## remove caches and build products (not .venv, not results)
 	rm -rf build dist *.egg-info .coverage .coverage.* htmlcov .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	find conf experiments kernels models tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find conf experiments kernels models selector tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f $(READY)
 
 distclean: clean ## clean, and remove the virtual environment too

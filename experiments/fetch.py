@@ -9,16 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from braidwork.kernels.cache import cache_dir
+
 
 class DatasetError(Exception):
     """A data set that cannot be had. The message is one line that says what is wrong and what to do."""
-
-
-def cache_dir() -> Path:
-    """Where fetched data is kept: $BRAIDWORK_CACHE, else $XDG_CACHE_HOME/braidwork, else ~/.cache/braidwork."""
-    if own := os.environ.get("BRAIDWORK_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "braidwork"
 
 
 def sha256(path: Path) -> str:

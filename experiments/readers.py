@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .fetch import DatasetError, cache_dir, fetch_wheel
+from braidwork.kernels.cache import cache_dir
+
+from .fetch import DatasetError, fetch_wheel
 
 DATA = Path(__file__).parent / "data"
 

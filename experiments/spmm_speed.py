@@ -13,13 +13,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from braidwork.kernels.cache import cache_dir
 from braidwork.kernels.sparse import SparseMatrix, spmm
 from braidwork.kernels.timing import Cost, compare, copy_bandwidth
 from braidwork.models import BACKENDS, Coo
 from braidwork.models.edges import symmetric_scale
 
 from .datasets import DatasetError, load
-from .fetch import cache_dir
 from .figures.spmm_speed import LABELS, throughput_panels
 from .settings import settings
 from .study import Context, Plot, Rows, Study, TableView

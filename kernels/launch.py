@@ -46,9 +46,21 @@ def _kind(arg: Any) -> Any:
     kind = type(arg)
     if kind is int:
         return arg if arg == 1 else "i32" if -(1 << 31) <= arg < 1 << 31 else "i64" if arg < 1 << 63 else "u64"
-    if kind is torch.Tensor or isinstance(arg, torch.Tensor):
+    if isinstance(arg, torch.Tensor):
         return arg.dtype if arg.is_cpu else arg
     return kind if kind is float or kind is bool else arg
+
+
+def _kinds(args: Sequence[Any]) -> list[Any]:
+    """`_kind` of each. What most of them are is told here, since a call for each costs as much as a small kernel."""
+    Tensor = torch.Tensor
+    return [
+        None if arg is None
+        else arg.dtype if type(arg) is Tensor and arg.is_cpu
+        else "i32" if type(arg) is int and 1 < arg < 1 << 31
+        else _kind(arg)
+        for arg in args
+    ]  # fmt: skip
 
 
 def _names(kernel: Any) -> frozenset[str] | None:
@@ -75,30 +87,28 @@ def launch(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
     Raises:
         TypeError, ValueError: an argument that the kernel cannot take, by name.
     """
+    key = (id(kernel), *meta.items(), *map(type, meta.values()), *_kinds(args))
+    try:
+        prepared = _prepared.get(key)
+    except TypeError:  # an argument that cannot be a key
+        key = prepared = None
+    if type(grid) is not tuple or knobs.runtime.launch_enter_hook.calls:
+        key = None
+    elif prepared is not None:
+        prepared((*grid, 1, 1)[:3], args)
+        return
     known = _runtime_names.get(id(kernel))
     if known is None:
         known = _runtime_names[id(kernel)] = kernel, _names(kernel)
     runtime = known[1]
-    if (
-        runtime is None
-        or len(args) != len(runtime)  # a constant that is given by position would have to be told from a number
-        or not runtime.isdisjoint(meta)
-        or type(grid) is not tuple
-        or knobs.runtime.launch_enter_hook.calls
-    ):
-        kernel[grid](*args, **meta)
-        return
-    key = (id(kernel), *meta.items(), *map(type, meta.values()), *map(_kind, args))
-    try:
-        prepared = _prepared.get(key)
-    except TypeError:  # an argument that cannot be a key
+    if runtime is not None and len(args) == len(runtime):
         _check(kernel, args)
-        kernel[grid](*args, **meta)
-        return
-    if prepared is not None:
-        prepared((*grid, 1, 1)[:3], args)
-        return
-    _check(kernel, args)
     compiled = kernel[grid](*args, **meta)
-    if not any(isinstance(a, (tuple, list)) for a in args):
+    if (
+        key is not None
+        and runtime is not None
+        and len(args) == len(runtime)  # a constant that is given by position would have to be told from a number
+        and runtime.isdisjoint(meta)
+        and not any(isinstance(a, (tuple, list)) for a in args)
+    ):
         _prepared[key] = _Prepared(kernel, compiled)

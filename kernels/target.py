@@ -8,6 +8,7 @@ present.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 BACKENDS = ("cpu", "cuda", "hip")
 
 
+@functools.lru_cache(maxsize=64)
 def backend_of(device: torch.device | str) -> str:
     """The Triton backend that runs kernels on `device`: "cpu", "cuda" (NVIDIA) or "hip" (AMD).
 

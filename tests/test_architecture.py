@@ -22,12 +22,13 @@ from omegaconf import DictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What each folder may import from the project. Imports point one way: experiments -> models -> kernels.
+# What each folder may import from the project. Imports point one way: experiments -> models, selector -> kernels.
 MAY_IMPORT = {
     "kernels": set(),
     "models": {"kernels"},
+    "selector": {"kernels"},
     "conf": set(),
-    "experiments": {"kernels", "models", "conf"},
+    "experiments": {"kernels", "models", "selector", "conf"},
 }
 
 

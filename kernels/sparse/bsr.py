@@ -146,7 +146,7 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     (blockptr, blockcol, slots), (cols, complete, spread) = storage
     F, block = x.shape[1], slots.shape[1]
@@ -162,7 +162,7 @@ def spmm(
     launch(
         bsr_spmm_kernel, (ceil_div(block_rows, config.share), tiles if config.options else 1),
         blockptr, blockcol, slots, None if value is None else in_slots(value, slots), x,
-        row_scale, col_scale, route, bias, y, arg if with_arg else None,
+        row_scale, col_scale, route, bias, y, arg,
         block_rows, blockcol.shape[0], rows, cols, F, x.stride(0), config.share, tiles,
         BLOCK=block, COMPLETE=complete, DOT=config.dot, PRECISION=config.precision, LANES=config.lanes,
         AHEAD=config.ahead, REDUCE=reduce, RELU=relu,

@@ -28,7 +28,7 @@ def _case(
     """
     acc = "fp64" if dtype == "fp64" else "fp32"
     floats = {"x": dtype, "y": dtype, "value": "fp32", "bias": "fp32", "row_scale": "fp32", "col_scale": "fp32"}
-    floats |= dict.fromkeys(("acc", "base", "carry"), acc)
+    floats |= dict.fromkeys(("acc", "carry"), acc)
     tiles = ("BLOCK_F", "MASK_F", "OVERLAP", "BATCH", "LANES", "DOT", "PRECISION", "AHEAD")
 
     def meta(backend: str) -> dict[str, Any]:
@@ -49,13 +49,11 @@ def _case(
 
 _EXTREMUM = ("arg_ptr",)
 _SCALES = ("row_scale_ptr", "col_scale_ptr", "bias_ptr")
-_TAIL = ("tail_ptr", "base_ptr", "base_arg_ptr")
 _SELL = ("slice_ptr", "full_ptr", "rows_ptr")
-_BASE = ("rows_ptr", "base_ptr", "base_arg_ptr")
 
 
 def _lanes(dtype: str, F: int = 128, lanes: int = 8) -> Callable[[str], LanesConfig]:
-    return lambda backend: pick_lanes(lanes, 8.0, 0, F, _DTYPES[dtype], backend)
+    return lambda backend: pick_lanes(lanes, 8.0, 0, F, _DTYPES[dtype], backend, "sell")
 
 
 def _slices(name: str, dtype: str, absent: tuple[str, ...], reduce: str = "sum") -> AotCase:
@@ -86,14 +84,14 @@ def _coo(kernel: Any, name: str, dtype: str, absent: tuple[str, ...], reduce: st
 
 _ALONE = ("perm_ptr", "route_ptr", "arg_ptr", "carry_arg_ptr")
 AOT_CASES = [
-    _slices("fp32-ell", "fp32", ("slots_ptr", "value_ptr", "route_ptr", *_EXTREMUM, *_SCALES, *_SELL, *_TAIL)),
-    _slices("fp32-sell", "fp32", ("slots_ptr", "route_ptr", *_EXTREMUM, *_SCALES, *_TAIL)),
-    _slices("bf16-sell", "bf16", ("slots_ptr", "route_ptr", *_EXTREMUM, *_TAIL)),
-    _slices("fp32-hyb-max", "fp32", ("route_ptr", *_SCALES), "max"),
-    _coo(coo_spmm_kernel, "coo_spmm-fp32", "fp32", (*_ALONE, *_SCALES, *_BASE)),
-    _coo(coo_spmm_kernel, "coo_spmm-bf16-hyb", "bf16", ("route_ptr", "arg_ptr", "carry_arg_ptr", "base_arg_ptr")),
-    _coo(coo_spmm_kernel, "coo_spmm-fp32-max", "fp32", ("perm_ptr", "route_ptr", *_SCALES, *_BASE), "max"),
-    _coo(coo_spmm_join_kernel, "coo_spmm_join-fp32", "fp32", ("arg_ptr", "carry_arg_ptr", *_BASE)),
+    _slices("fp32-ell", "fp32", ("slots_ptr", "value_ptr", "route_ptr", *_EXTREMUM, *_SCALES, *_SELL)),
+    _slices("fp32-sell", "fp32", ("slots_ptr", "route_ptr", *_EXTREMUM, *_SCALES)),
+    _slices("bf16-sell", "bf16", ("slots_ptr", "route_ptr", *_EXTREMUM)),
+    _slices("fp32-sell-max", "fp32", ("route_ptr", *_SCALES), "max"),
+    _coo(coo_spmm_kernel, "coo_spmm-fp32", "fp32", (*_ALONE, *_SCALES, "rows_ptr")),
+    _coo(coo_spmm_kernel, "coo_spmm-bf16-hyb", "bf16", ("route_ptr", "arg_ptr", "carry_arg_ptr")),
+    _coo(coo_spmm_kernel, "coo_spmm-fp32-max", "fp32", ("perm_ptr", "route_ptr", *_SCALES, "rows_ptr"), "max"),
+    _coo(coo_spmm_join_kernel, "coo_spmm_join-fp32", "fp32", ("arg_ptr", "carry_arg_ptr", "rows_ptr")),
     _dia("fp32", "fp32", ("route_ptr", *_EXTREMUM, *_SCALES)),
     _dia("bf16", "bf16", ("route_ptr", *_EXTREMUM)),
     _bsr("fp32-4", "fp32", 4, ("route_ptr", "slots_ptr", *_EXTREMUM, *_SCALES), True),

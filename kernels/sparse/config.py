@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 import triton
 
+from .tiles import depends, tuned
+
 
 @dataclass(frozen=True)
 class SpmmConfig:
@@ -55,9 +57,23 @@ def _cpu_tile_bytes() -> int:
     return size * count
 
 
-def _ahead(spread: int, F: int, dtype: torch.dtype, backend: str) -> int:
+def _ahead(spread: int, F: int, dtype: torch.dtype, backend: str, format: str) -> int:
     """See SpmmConfig. Of what the caches of a core hold anyway nothing need be asked for. A GPU has warps instead."""
-    return 32 if backend == "cpu" and spread * F * dtype.itemsize > 4 << 20 else 0
+    if backend != "cpu" or spread * F * dtype.itemsize <= 4 << 20:
+        return 0
+    return tuned(format, F, backend).get("ahead", 32)
+
+
+def _columns(format: str, F: int, dtype: torch.dtype, backend: str, rule: int) -> int:
+    """Columns of a tile at most. Tables are measured in fp32; accumulators of fp64 take twice the room."""
+    found = tuned(format, F, backend).get("columns")
+    if found is None:
+        return rule
+    return max(found // 2, 1) if dtype == torch.float64 else found
+
+
+def _warps(format: str, F: int, backend: str, rule: int) -> int:
+    return tuned(format, F, backend).get("warps", rule)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -71,9 +87,10 @@ def _tile(F: int, widest: int) -> tuple[int, bool, bool]:
     return block_f, block_f > F, block_f < F and F % block_f != 0
 
 
+@depends
 @functools.lru_cache(maxsize=4096)
 def pick_spmm(
-    rows: int, nnz: int, longest: int, spread: int, F: int, dtype: torch.dtype, backend: str
+    rows: int, nnz: int, longest: int, spread: int, F: int, dtype: torch.dtype, backend: str, format: str = "csr"
 ) -> SpmmConfig:
     """The configuration of one CSR product.
 
@@ -82,33 +99,36 @@ def pick_spmm(
         F: columns of x, at least 1.
         dtype: of x.
         backend: "cpu", "cuda" or "hip".
+        format: whose table of tiles is asked, see `tiles`.
     """
     mean = nnz / max(rows, 1)
     wide = dtype == torch.float64
     if backend == "cpu":
-        block_f, mask_f, overlap = _tile(F, _cpu_tile_bytes() // (8 if wide else 4))
+        widest = _columns(format, F, dtype, backend, _cpu_tile_bytes() // (8 if wide else 4))
+        block_f, mask_f, overlap = _tile(F, widest)
         work = max(_CPU_WORK // min(F, block_f), 16)
         # Whole rows in small groups balance themselves, unless a row is a good part of all the work.
         split = longest > 4 * work and longest * 8 > nnz
         share = 2 * work if split else max(int(work / (mean + 1)), 1)
-        return SpmmConfig(split, share, 1, block_f, mask_f, overlap, ahead=_ahead(spread, F, dtype, backend))
+        return SpmmConfig(split, share, 1, block_f, mask_f, overlap, ahead=_ahead(spread, F, dtype, backend, format))
 
     # A warp brings 16 bytes a thread; as many entries side by side as make four such loads for each thread.
-    block_f, mask_f, overlap = _tile(F, 128)
-    element_bytes = torch.finfo(dtype).bits // 8
-    lanes = max(block_f * element_bytes // 16, 1)
+    block_f, mask_f, overlap = _tile(F, _columns(format, F, dtype, backend, 128))
+    warps = _warps(format, F, backend, 1)
+    lanes = max(block_f * dtype.itemsize // 16, 1)
     # With four, an extremum in 16 bits spills registers on AMD.
-    loads = 2 if backend == "hip" and element_bytes == 2 else 4
-    batch = min(max(loads * 32 // lanes, 1), 16)
+    loads = 2 if backend == "hip" and dtype.itemsize == 2 else 4
+    batch = min(max(loads * 32 * warps // lanes, 1), 16)
     split = longest > 1024 and longest > 32 * mean
     share = 256 if split else (4 if mean < 4 else 1)
-    return SpmmConfig(split, share, batch, block_f, mask_f, overlap, {"num_warps": 1})
+    return SpmmConfig(split, share, batch, block_f, mask_f, overlap, {"num_warps": warps})
 
 
+@depends
 @functools.lru_cache(maxsize=4096)
 def pick_coo(nnz: int, spread: int, F: int, dtype: torch.dtype, backend: str) -> SpmmConfig:
     """The configuration of one product in COO, whose programs own equal shares of nnz >= 1 entries."""
-    like = pick_spmm(nnz, nnz, nnz, spread, F, dtype, backend)
+    like = pick_spmm(nnz, nnz, nnz, spread, F, dtype, backend, "coo")
     share = max(_CPU_WORK // min(F, like.block_f), 16) if backend == "cpu" else 128
     return dataclasses.replace(like, split=True, share=share)
 
@@ -132,8 +152,11 @@ class LanesConfig:
     ahead: int = 0
 
 
+@depends
 @functools.lru_cache(maxsize=4096)
-def pick_lanes(group: int, steps: float, spread: int, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
+def pick_lanes(
+    group: int, steps: float, spread: int, F: int, dtype: torch.dtype, backend: str, format: str
+) -> LanesConfig:
     """The configuration of a product over groups of rows.
 
     Args:
@@ -143,31 +166,36 @@ def pick_lanes(group: int, steps: float, spread: int, F: int, dtype: torch.dtype
         F: columns of x, at least 1.
         dtype: of x.
         backend: "cpu", "cuda" or "hip".
+        format: whose table of tiles is asked, see `tiles`.
     """
     acc_bytes = 8 if dtype == torch.float64 else 4
     if backend == "cpu":
         # A tile as square as the registers allow asks for the fewest loads: of x for each lane, of values for each
         # vector of columns.
         size, count = _cpu_vectors()
-        block_f, mask_f, overlap = _tile(F, size * math.isqrt(count) // acc_bytes)
-        lanes = min(group, max(size * count // (block_f * acc_bytes), 1))
+        widest = _columns(format, F, dtype, backend, size * math.isqrt(count) // acc_bytes)
+        block_f, mask_f, overlap = _tile(F, widest)
+        rule = max(size * count // (block_f * acc_bytes), 1)
+        lanes = min(group, tuned(format, F, backend).get("lanes", rule))
         share = max(int(_CPU_WORK / (F * group * (steps + 1))), 1)
-        ahead = ceil_div(_ahead(spread, F, dtype, backend), lanes)
+        ahead = ceil_div(_ahead(spread, F, dtype, backend, format), lanes)
         return LanesConfig(share, block_f, mask_f, overlap, lanes=lanes, ahead=ahead)
-    block_f, mask_f, overlap = _tile(F, 64 if backend == "hip" and group > 8 else 128)
+    widest = _columns(format, F, dtype, backend, 64 if backend == "hip" and group > 8 else 128)
+    block_f, mask_f, overlap = _tile(F, widest)
     share = max(int(16 / (steps + 1)), 1)
     # AMD has wider warps, yet an extremum with its entries spills there where its tile is as large.
     warps = min(max(group * block_f // (256 if backend == "hip" and dtype.itemsize > 2 else 512), 1), 8)
-    return LanesConfig(share, block_f, mask_f, overlap, {"num_warps": warps}, group)
+    return LanesConfig(share, block_f, mask_f, overlap, {"num_warps": _warps(format, F, backend, warps)}, group)
 
 
+@depends
 @functools.lru_cache(maxsize=4096)
 def pick_csc(spread: int, F: int, dtype: torch.dtype, backend: str) -> LanesConfig:
     """The configuration of a product in CSC, whose accumulators are in memory."""
     acc_bytes = 8 if dtype == torch.float64 else 4
-    widest = _cpu_tile_bytes() // acc_bytes if backend == "cpu" else 128
-    options = {} if backend == "cpu" else {"num_warps": 1}
-    return LanesConfig(1, *_tile(F, widest), options, ahead=_ahead(spread, F, dtype, backend))
+    widest = _columns("csc", F, dtype, backend, _cpu_tile_bytes() // acc_bytes if backend == "cpu" else 128)
+    options = {} if backend == "cpu" else {"num_warps": _warps("csc", F, backend, 1)}
+    return LanesConfig(1, *_tile(F, widest), options, ahead=_ahead(spread, F, dtype, backend, "csc"))
 
 
 @dataclass(frozen=True)
@@ -178,6 +206,7 @@ class BlocksConfig(LanesConfig):
     precision: str = "ieee"
 
 
+@depends
 @functools.lru_cache(maxsize=4096)
 def pick_blocks(
     block: int, blocks: float, spread: int, F: int, dtype: torch.dtype, backend: str, plain: bool
@@ -190,16 +219,21 @@ def pick_blocks(
         spread, F, dtype, backend: as for `pick_spmm`.
         plain: whether it is a sum of complete, weighted blocks, which a matrix instruction can take.
     """
+    format = f"bsr{block}"
     dot = backend != "cpu" and plain and block >= 16 and dtype != torch.float64
     if not dot:
-        base = pick_lanes(block if backend == "cpu" else min(block, 16), blocks * block, 0, F, dtype, backend)
+        if backend != "cpu" and block >= 16:
+            format += "-plain"  # what was measured was the other kernel
+        group = block if backend == "cpu" else min(block, 16)
+        base = pick_lanes(group, blocks * block, 0, F, dtype, backend, format)
         # A block's columns one by one keep pointers of each; with twice the warps nothing spills.
-        options = {name: min(2 * warps, 8) for name, warps in base.options.items()}
-        ahead = ceil_div(_ahead(spread, F, dtype, backend), block)
+        options = {name: _warps(format, F, backend, min(2 * warps, 8)) for name, warps in base.options.items()}
+        ahead = ceil_div(_ahead(spread, F, dtype, backend, format), block)
         return BlocksConfig(**vars(base) | {"options": options, "ahead": ahead})
-    block_f, _, overlap = _tile(max(F, 16), 64)
+    block_f, _, overlap = _tile(max(F, 16), max(_columns(format, F, dtype, backend, 64), 16))
     precision = "tf32x3" if backend == "cuda" and dtype == torch.float32 else "ieee"
-    return BlocksConfig(1, block_f, block_f > F, overlap, {"num_warps": 4}, block, 0, True, precision)
+    options = {"num_warps": _warps(format, F, backend, 4)}
+    return BlocksConfig(1, block_f, block_f > F, overlap, options, block, 0, True, precision)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import triton.language as tl
 from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_coo
-from .fold import collapse, columns, finish, fold, join, keep, merge, start
+from .fold import collapse, columns, finish, fold, join, keep, start
 from .formats import Format, Storage, fill_empty, nbytes, operands, register
 from .pattern import Pattern
 
@@ -41,26 +41,6 @@ def _run_end(position, end, row, row_ptr, SCAN: tl.constexpr):
 
 
 @triton.jit
-def _complete(
-    acc, arg, row, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr, offs_f, m_f, F,
-    REDUCE: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
-):  # fmt: skip
-    """Write a row of which (acc, arg) is all, or all but what base holds of it."""
-    if base_ptr is not None:
-        offs = row * F + offs_f
-        base = tl.load(base_ptr + offs, mask=m_f, other=0.0)
-        base_arg = arg
-        if base_arg_ptr is not None:
-            base_arg = tl.load(base_arg_ptr + offs, mask=m_f, other=0)
-        acc, arg = merge(base, base_arg, acc, arg, arg_ptr is not None, REDUCE)
-    if rows_ptr is not None:
-        row = tl.load(rows_ptr + row).to(tl.int64)
-    finish(
-        acc, arg, row, False, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
-    )  # fmt: skip
-
-
-@triton.jit
 def _empty(
     first, last, x_ptr, col_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, RELU: tl.constexpr,
@@ -76,15 +56,14 @@ def _empty(
 def coo_spmm_kernel(
     row_ptr, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
     bias_ptr, y_ptr, arg_ptr,
-    carry_ptr, carry_arg_ptr, rows_ptr, base_ptr, base_arg_ptr, rows, nnz, F, stride_x, share,
+    carry_ptr, carry_arg_ptr, rows_ptr, rows, nnz, F, stride_x, share,
     REDUCE: tl.constexpr, RELU: tl.constexpr, BATCH: tl.constexpr, SCAN: tl.constexpr,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f]; see `fold`.
 
     row, col, perm, value: [nnz], sorted by row; x: [K, F] with rows stride_x apart; route: [K, F]; y, arg: [rows, F];
-    carry: [programs, 2, F]. With rows_ptr, row j of the entries is row rows[j] of y, every j has entries, and
-    base [j, F] is the accumulator of entries that come before them.
+    carry: [programs, 2, F]. With rows_ptr, row j of the entries is row rows[j] of y, and every j has entries.
     Program (p, q) owns entries p * share to (p + 1) * share - 1 in the q-th tile of BLOCK_F columns.
     """
     offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
@@ -101,12 +80,12 @@ def coo_spmm_kernel(
     while position < end:
         row = tl.load(row_ptr + position).to(tl.int64)
         stop = _run_end(position, end, row, row_ptr, SCAN)
-        scale_row = row
+        y_row = row
         if rows_ptr is not None:
-            scale_row = tl.load(rows_ptr + row).to(tl.int64)
+            y_row = tl.load(rows_ptr + row).to(tl.int64)
         acc, arg = start(x_ptr, col_ptr, REDUCE, BATCH, BLOCK_F)
         acc, arg = fold(
-            acc, arg, scale_row, position, stop, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr,
+            acc, arg, y_row, position, stop, col_ptr, perm_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr,
             route_ptr, offs_f, m_f, F, stride_x, nnz - 1, arg_ptr is not None, REDUCE, BATCH, MASK_F, AHEAD,
         )  # fmt: skip
         acc, arg = collapse(acc, arg, arg_ptr is not None, REDUCE)
@@ -115,9 +94,8 @@ def coo_spmm_kernel(
         elif row == previous:
             keep(acc, arg, 2 * pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F)
         else:
-            _complete(
-                acc, arg, row, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
-                offs_f, m_f, F, REDUCE, MASK_F, RELU,
+            finish(
+                acc, arg, y_row, False, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
             )  # fmt: skip
         if rows_ptr is None:
             _empty(
@@ -134,7 +112,7 @@ def coo_spmm_kernel(
 
 @triton.jit
 def coo_spmm_join_kernel(
-    row_ptr, row_scale_ptr, bias_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
+    row_ptr, row_scale_ptr, bias_ptr, carry_ptr, carry_arg_ptr, y_ptr, arg_ptr, rows_ptr,
     nnz, F, share, REDUCE: tl.constexpr, RELU: tl.constexpr,
     BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -159,9 +137,11 @@ def coo_spmm_join_kernel(
                 piece -= 1
                 looking = piece > 0
         acc, arg = join(piece, pid, carry_ptr, carry_arg_ptr, offs_f, m_f, F, REDUCE)
-        _complete(
-            acc, arg, row.to(tl.int64), row_scale_ptr, bias_ptr, y_ptr, arg_ptr, rows_ptr, base_ptr, base_arg_ptr,
-            offs_f, m_f, F, REDUCE, MASK_F, RELU,
+        y_row = row.to(tl.int64)
+        if rows_ptr is not None:
+            y_row = tl.load(rows_ptr + row).to(tl.int64)
+        finish(
+            acc, arg, y_row, False, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F, REDUCE, MASK_F, RELU
         )  # fmt: skip
 
 
@@ -170,10 +150,9 @@ def run(
     rows: int, value: torch.Tensor | None, x: torch.Tensor,
     row_scale: torch.Tensor | None, col_scale: torch.Tensor | None, reduce: str,
     y: torch.Tensor, arg: torch.Tensor | None, route: torch.Tensor | None,
-    bias: torch.Tensor | None = None, relu: bool = False,
-    base: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+    bias: torch.Tensor | None, relu: bool, rows_of: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Launch both kernels over (row, col, perm) into y and arg; base is (rows, base, base_arg), see the kernel."""
+    """Launch both kernels over (row, col, perm) into y and arg. rows_of: row of y that each row number stands for."""
     row, col, perm = storage
     nnz, F = col.shape[0], x.shape[1]
     config = pick_coo(nnz, spread, F, x.dtype, backend_of(x.device))
@@ -185,12 +164,12 @@ def run(
     meta["RELU"] = relu
     launch(
         coo_spmm_kernel, (programs, tiles), row, col, perm, value, x, row_scale, col_scale, route, bias, y, arg,
-        carry, carry_arg, *base, rows, nnz, F, x.stride(0), config.share,
+        carry, carry_arg, rows_of, rows, nnz, F, x.stride(0), config.share,
         BATCH=config.batch, SCAN=16, AHEAD=config.ahead, **meta, **config.options,
     )  # fmt: skip
     if programs > 1:
         launch(
-            coo_spmm_join_kernel, (programs - 1, tiles), row, row_scale, bias, carry, carry_arg, y, arg, *base,
+            coo_spmm_join_kernel, (programs - 1, tiles), row, row_scale, bias, carry, carry_arg, y, arg, rows_of,
             nnz, F, config.share, **meta, **config.options,
         )  # fmt: skip
 
@@ -207,7 +186,7 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     row, col, *order = storage.tensors
     perm = order[0] if order and (value is not None or with_arg or route is not None) else None
@@ -215,10 +194,10 @@ def spmm(
     if not y.numel():
         return y, arg
     if not col.shape[0]:
-        return fill_empty(y, bias, relu), arg.fill_(-1)
+        return fill_empty(y, arg, bias, relu)
     run(
         (row, col, perm), *storage.meta, rows, value, x, row_scale, col_scale, reduce,
-        y, arg if with_arg else None, route, bias, relu,
+        y, arg, route, bias, relu,
     )  # fmt: skip
     return y, arg
 

@@ -144,7 +144,7 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     (colptr, row, entry), (cols, height, spread) = storage
     F = x.shape[1]
@@ -159,7 +159,7 @@ def spmm(
     config = pick_csc(spread, F, x.dtype, backend_of(x.device))
     launch(
         csc_spmm_kernel, (colptr.shape[0], ceil_div(F, config.block_f)), colptr, row, entry, value, x,
-        row_scale, col_scale, route, bias, y, arg if with_arg else None, acc, acc_arg,
+        row_scale, col_scale, route, bias, y, arg, acc, acc_arg,
         rows, cols, row.shape[0], height, F, x.stride(0), AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip

@@ -155,7 +155,7 @@ def spmm(
     bias: torch.Tensor | None = None,
     relu: bool = False,
     config: SpmmConfig | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`. x is copied only if its last dimension has a stride other than 1."""
     rowptr, col, *order = storage.tensors
     perm = order[0] if order and (value is not None or with_arg or route is not None) else None
@@ -170,7 +170,7 @@ def spmm(
     tiles = ceil_div(F, config.block_f)
     meta = {"REDUCE": reduce, "BLOCK_F": config.block_f, "MASK_F": config.mask_f, "OVERLAP": config.overlap}
     meta["RELU"] = relu
-    given = (rowptr, col, perm, value, x, row_scale, col_scale, route, bias, y, arg if with_arg else None)
+    given = (rowptr, col, perm, value, x, row_scale, col_scale, route, bias, y, arg)
     if not config.split:
         grid = (ceil_div(rows, config.share), tiles)
         launch(

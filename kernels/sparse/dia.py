@@ -140,7 +140,7 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     (offset, full, slots), (cols,) = storage
     F = x.shape[1]
@@ -148,14 +148,14 @@ def spmm(
     if not y.numel():
         return y, arg
     if not cols:
-        return fill_empty(y, bias, relu), arg.fill_(-1)
+        return fill_empty(y, arg, bias, relu)
     groups, diagonals, c = slots.shape
-    config = pick_lanes(c, diagonals, 0, F, x.dtype, backend_of(x.device))
+    config = pick_lanes(c, diagonals, 0, F, x.dtype, backend_of(x.device), "dia")
     tiles = ceil_div(F, config.block_f)
     launch(
         dia_spmm_kernel, (ceil_div(groups, config.share), tiles if config.options else 1),
         offset, full, slots, None if value is None else in_slots(value, slots), x, row_scale, col_scale, route,
-        bias, y, arg if with_arg else None, diagonals, rows, F, x.stride(0), groups, config.share, tiles,
+        bias, y, arg, diagonals, rows, F, x.stride(0), groups, config.share, tiles,
         C=c, LANES=config.lanes, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip

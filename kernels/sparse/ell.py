@@ -8,7 +8,7 @@ import torch
 
 from . import slices
 from .config import ceil_div
-from .formats import Format, Storage, check_bytes, nbytes, register
+from .formats import Format, Storage, check_bytes, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [col, slots], both [slices * width, lanes] as in `slices`; meta [width, steps without padding,
@@ -51,13 +51,16 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     (col, slots), (width, full, spread) = storage
-    return slices.run(
-        (None, None, None, col, slots), ceil_div(rows, col.shape[1]), rows, width, full, spread,
-        value, x, row_scale, col_scale, reduce, with_arg, route, bias, relu,
-    )  # fmt: skip
+    x, y, arg = operands(x, rows, col, with_arg)
+    if y.numel():
+        slices.run(
+            (None, None, None, col, slots), "ell", ceil_div(rows, col.shape[1]), rows, width, full, spread,
+            value, x, row_scale, col_scale, reduce, y, arg, route, bias, relu,
+        )  # fmt: skip
+    return y, arg
 
 
 def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

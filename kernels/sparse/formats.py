@@ -46,7 +46,7 @@ class Launcher(Protocol):
     - `bias` [F] is added to every row, the empty ones too, and with `relu` what is negative becomes 0.
 
     value: [nnz] in the order of the matrix's entries, whatever order the format keeps them in. x: [K, F], any strides.
-    Returns y [rows, F] in the dtype of x, and arg [rows, F] in the dtype of the indices (empty without `with_arg`).
+    Returns y [rows, F] in the dtype of x, and arg [rows, F] in the dtype of the indices, None without `with_arg`.
     """
 
     def __call__(
@@ -62,7 +62,7 @@ class Launcher(Protocol):
         route: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         relu: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
 
 @dataclass(frozen=True)
@@ -145,21 +145,22 @@ def nbytes(*tensors: torch.Tensor) -> int:
 
 def operands(
     x: torch.Tensor, rows: int, index: torch.Tensor, with_arg: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """What every launcher starts with: x, copied if its last dimension has a stride other than 1, and y and arg
-    [rows, F] to be written, arg in the dtype of `index` and empty without `with_arg`."""
+    [rows, F] to be written, arg in the dtype of `index` and None without `with_arg`."""
     F = x.shape[1]
     if x.stride(1) != 1 and F > 1:
         x = x.contiguous()
     y = alloc.empty((rows, F), x.dtype, x.device)
-    return x, y, alloc.empty((rows, F), index.dtype, x.device) if with_arg else index.new_empty(0)
+    return x, y, alloc.empty((rows, F), index.dtype, x.device) if with_arg else None
 
 
-def fill_empty(y: torch.Tensor, bias: torch.Tensor | None, relu: bool) -> torch.Tensor:
-    """The product of a matrix without entries, written into y."""
-    if bias is None:
-        return y.zero_()
-    return y.copy_(bias.relu() if relu else bias)
+def fill_empty(
+    y: torch.Tensor, arg: torch.Tensor | None, bias: torch.Tensor | None, relu: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The product of a matrix without entries, written into y and arg."""
+    y = y.zero_() if bias is None else y.copy_(bias.relu() if relu else bias)
+    return y, None if arg is None else arg.fill_(-1)
 
 
 def in_slots(value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

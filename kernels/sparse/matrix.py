@@ -234,6 +234,11 @@ class SparseMatrix:
         return SparseMatrix(self.pattern, self._value, not self._transposed, self._formats[::-1])
 
     @property
+    def transposed(self) -> bool:
+        """Whether this is a view on the transpose of `pattern`."""
+        return self._transposed
+
+    @property
     def format(self) -> str:
         """Storage format that products with this matrix use (products with its transpose: `A.T.format`)."""
         return self._formats[0][0]

@@ -14,7 +14,7 @@ import torch
 
 from . import slices
 from .ell import check_lanes
-from .formats import Format, Storage, nbytes, register
+from .formats import Format, Storage, nbytes, operands, register
 from .pattern import Pattern
 
 # Storage: tensors [slice [slices + 1], full [slices], rows [slices, C], col, slots [steps, C]] as in `slices`;
@@ -47,13 +47,16 @@ def spmm(
     route: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     relu: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `formats.Launcher`."""
     start, full, in_lane, col, slots = storage.tensors
-    return slices.run(
-        (start, full, in_lane, col, slots), in_lane.shape[0], rows, 0, 0, *storage.meta,
-        value, x, row_scale, col_scale, reduce, with_arg, route, bias, relu,
-    )  # fmt: skip
+    x, y, arg = operands(x, rows, col, with_arg)
+    if y.numel():
+        slices.run(
+            (start, full, in_lane, col, slots), "sell", in_lane.shape[0], rows, 0, 0, *storage.meta,
+            value, x, row_scale, col_scale, reduce, y, arg, route, bias, relu,
+        )  # fmt: skip
+    return y, arg
 
 
 def coordinates(storage: Storage, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from ..launch import launch
 from ..target import backend_of
 from .config import ceil_div, pick_lanes
 from .fold import ask, columns, row_at, start
-from .formats import check_bytes, in_slots, operands
+from .formats import check_bytes, in_slots
 from .lanes import finish_lanes, gather, signs, take, weights
 
 
@@ -51,8 +51,7 @@ def _steps(
 @triton.jit
 def slices_spmm_kernel(
     slice_ptr, full_ptr, rows_ptr, col_ptr, slots_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
-    bias_ptr, y_ptr, arg_ptr, tail_ptr, base_ptr, base_arg_ptr,
-    slices, rows, steps, width, full, F, stride_x, share, tiles,
+    bias_ptr, y_ptr, arg_ptr, slices, rows, steps, width, full, F, stride_x, share, tiles,
     C: tl.constexpr, LANES: tl.constexpr, AHEAD: tl.constexpr,
     REDUCE: tl.constexpr, RELU: tl.constexpr, BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +60,6 @@ def slices_spmm_kernel(
     Slice s has steps slice[s] to slice[s + 1] - 1, in the first full[s] of which no row is padded; without slice, every
     slice has `width` steps and `full` of these. Its rows are rows[s, :], without rows those from s * C on.
     col, slots, value: [steps, C]; x: [K, F] with rows stride_x apart; route: [K, F]; y, arg: [rows, F].
-    With tail [rows], a row i with tail[i] >= 0 is not done: its accumulator goes to base[tail[i], :].
     Program (p, q) owns slices p * share to (p + 1) * share - 1 (with slice those that end in as many steps of the walk,
     see `row_at`) in tiles q, q + the grid's second side, ... of BLOCK_F columns: one tile on a GPU, all of them on a
     CPU, which has the next piece of a row in cache by then. Of a slice LANES rows are taken at a time.
@@ -92,12 +90,13 @@ def slices_spmm_kernel(
             is_empty = in_slice < 0
             if REDUCE != "sum":
                 is_empty = tl.load(col_ptr + begin * C + in_slice, mask=(in_slice >= 0) & (begin < end), other=-1) < 0
-            here = None
-            if tail_ptr is not None:
-                tail = tl.load(tail_ptr + r)
-                here = tail < 0
+            if AHEAD and rows_ptr is not None:
+                # Rows of y are written in another order than they lie in, which a core does not see through either.
+                later_r = tl.load(rows_ptr + tl.minimum(s + 1, slices - 1) * C + in_slice).to(tl.int64)
             for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
                 offs_f, m_f = columns(tile, F, BLOCK_F, OVERLAP)
+                if AHEAD and rows_ptr is not None:
+                    tl.load(y_ptr + later_r * F + offs_f[None, :], mask=m_f[None, :], other=0.0, volatile=True)
                 acc, arg = start(x_ptr, col_ptr, REDUCE, LANES, BLOCK_F)
                 acc, arg = _steps(
                     acc, arg, begin, padded, in_slice, sign, col_ptr, slots_ptr, value_ptr, x_ptr, col_scale_ptr,
@@ -109,14 +108,8 @@ def slices_spmm_kernel(
                     route_ptr, offs_f, m_f, F, stride_x, steps - 1,
                     True, C, REDUCE, MASK_F, arg_ptr is not None, AHEAD,
                 )  # fmt: skip
-                if tail_ptr is not None:
-                    at = tail.to(tl.int64) * F + offs_f[None, :]
-                    away = (tail >= 0) & m_f[None, :]
-                    tl.store(base_ptr + at, acc, mask=away)
-                    if base_arg_ptr is not None:
-                        tl.store(base_arg_ptr + at, arg, mask=away)
                 finish_lanes(
-                    acc, arg, r, is_empty, here, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
+                    acc, arg, r, is_empty, None, row_scale_ptr, bias_ptr, y_ptr, arg_ptr, offs_f, m_f, F,
                     REDUCE, MASK_F, RELU,
                 )  # fmt: skip
 
@@ -143,11 +136,12 @@ def build_slices(
 ) -> list[torch.Tensor]:  # fmt: skip
     """[slice, full, rows, col, slots] of slices as long as their longest row, from CSR.
 
-    order: the rows in the order of the lanes; counts: entries of a row to take. Raises ValueError: over the limit.
+    order: the rows to take in the order of the lanes, None for all as they come; counts: entries of every row. Raises
+    ValueError: over the limit.
     """
-    in_lane = slice_rows(counts.shape[0], lanes, order, col.device)
+    in_lane = slice_rows(counts.shape[0] if order is None else order.shape[0], lanes, order, col.device)
     lengths = counts[in_lane]
-    width, full = (lengths.amax(1), lengths.amin(1)) if counts.shape[0] else (lengths.sum(1),) * 2
+    width, full = (lengths.amax(1), lengths.amin(1)) if in_lane.shape[0] else (lengths.sum(1),) * 2
     start = torch.nn.functional.pad(width.cumsum(0), (1, 0))
     needed = (2 * int(start[-1]) + in_lane.shape[0]) * lanes * col.element_size()
     check_bytes(
@@ -168,7 +162,7 @@ def slice_rows(rows: int, lanes: int, order: torch.Tensor | None, device: torch.
 def fill(
     row_in_lane: torch.Tensor, slice_start: torch.Tensor, width: torch.Tensor, counts: torch.Tensor,
     rowptr: torch.Tensor, col: torch.Tensor, order: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """(col, slots) of slices, from CSR.
 
     row_in_lane: [slices, lanes]; slice_start: [slices + 1] first steps; width: [slices] steps; counts: [rows] entries
@@ -193,36 +187,31 @@ def fill(
 
 def run(
     storage: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor, torch.Tensor],
-    slices: int, rows: int, width: int, full: int, spread: int,
+    format: str, slices: int, rows: int, width: int, full: int, spread: int,
     value: torch.Tensor | None, x: torch.Tensor, row_scale: torch.Tensor | None, col_scale: torch.Tensor | None,
-    reduce: str, with_arg: bool, route: torch.Tensor | None, bias: torch.Tensor | None, relu: bool,
-    tail: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Launch over (slice, full, rows, col, slots); tail is (tail, base, base_arg). Returns as `formats.Launcher`.
+    reduce: str, y: torch.Tensor, arg: torch.Tensor | None, route: torch.Tensor | None,
+    bias: torch.Tensor | None, relu: bool,
+) -> None:  # fmt: skip
+    """Launch over (slice, full, rows, col, slots), of at least one slice, into y and arg.
 
     width: steps of every slice or, with slice, of the longest where that is to be a small part of a program, else 0.
     """
     slice_start, slice_full, slice_row, col, slots = storage
     F = x.shape[1]
-    x, y, arg = operands(x, rows, col, with_arg)
-    if not y.numel():
-        return y, arg
     steps, c = col.shape
-    config = pick_lanes(c, steps / slices, spread, F, x.dtype, backend_of(x.device))
+    config = pick_lanes(c, steps / slices, spread, F, x.dtype, backend_of(x.device), format)
     share, walk = config.share, slices
     if slice_start is not None:
         share, walk = share_of_walk(config.share, steps, slices, width), steps + slices
     tiles = ceil_div(F, config.block_f)
     launch(
         slices_spmm_kernel, (ceil_div(walk, share), tiles if config.options else 1),
-        slice_start, slice_full, slice_row, col, slots if with_arg or route is not None else None,
+        slice_start, slice_full, slice_row, col, slots if arg is not None or route is not None else None,
         None if value is None else in_slots(value, slots), x, row_scale, col_scale, route,
-        bias, y, arg if with_arg else None,
-        *tail, slices, rows, steps, width, full, F, x.stride(0), share, tiles,
+        bias, y, arg, slices, rows, steps, width, full, F, x.stride(0), share, tiles,
         C=c, LANES=config.lanes, AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
         BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
     )  # fmt: skip
-    return y, arg
 
 
 def share_of_walk(share: int, steps: int, slices: int, width: int) -> int:

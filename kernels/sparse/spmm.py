@@ -50,10 +50,10 @@ def _spmm(
     value, x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, format, storage, meta,
     format_t, storage_t, meta_t, entries,
 ):  # fmt: skip
-    launcher = lookup(format).spmm
-    return launcher(
+    y, arg = lookup(format).spmm(
         Storage(storage, meta), rows, value, x, row_scale, col_scale, reduce, with_arg, bias=bias, relu=relu
     )
+    return y, storage[0].new_empty(0) if arg is None else arg  # an operator returns tensors only
 
 
 def _spmm_fake(
@@ -265,7 +265,6 @@ def spmm(
         _check_factor("col_scale", col_scale, (cols,), x)
     if bias is not None:
         _check_factor("bias", bias, x.shape[1:], x)
-    matrix = (A.format, *A.storage())
     transpose, entries, with_arg = _NO_MATRIX, [], False
     if torch.is_grad_enabled():
         to_col_scale = col_scale is not None and col_scale.requires_grad
@@ -278,7 +277,8 @@ def spmm(
             # A symmetric matrix is its own transpose, though its entries are numbered otherwise there.
             by_number = value is not None or reduce in ("max", "min") or to_entries
             own = not by_number and A.format == A.T.format and A.pattern.is_symmetric()
-            transpose = matrix if own else (A.T.format, *A.T.storage())
+            B = A if own else A.T
+            transpose = (B.format, *B.storage())
         if to_entries:
             entries = [A.row, A.col]
         with_arg = reduce in ("max", "min") and (x.requires_grad or to_entries)
@@ -290,14 +290,17 @@ def spmm(
     vector = x.dim() == 1
     if vector and bias is not None:
         bias = bias.unsqueeze(0)
-    operands = (
-        value, x.unsqueeze(1) if vector else x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, *matrix
-    )  # fmt: skip
+    if vector:
+        x = x.unsqueeze(1)
     to_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     if not transpose[0] and not entries and not to_bias and _is_plain(x):
-        y, _ = _spmm(*operands, *_NO_MATRIX, [])
+        launcher = lookup(A.format).spmm
+        y, _ = launcher(A.storage(), rows, value, x, row_scale, col_scale, reduce, bias=bias, relu=relu)
     else:
-        y, _ = torch.ops.braidwork.spmm.default(*operands, *transpose, entries)
+        y, _ = torch.ops.braidwork.spmm.default(
+            value, x, row_scale, col_scale, bias, relu, reduce, with_arg, rows, A.format, *A.storage(),
+            *transpose, entries,
+        )  # fmt: skip
     return y.squeeze(1) if vector else y
 
 

@@ -1,0 +1,1 @@
+"""From a sparse matrix to the storage format that makes its products quickest."""
