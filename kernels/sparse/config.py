@@ -195,7 +195,9 @@ def pick_csc(spread: int, F: int, dtype: torch.dtype, backend: str) -> LanesConf
     acc_bytes = 8 if dtype == torch.float64 else 4
     widest = _columns("csc", F, dtype, backend, _cpu_tile_bytes() // acc_bytes if backend == "cpu" else 128)
     options = {} if backend == "cpu" else {"num_warps": _warps("csc", F, backend, 1)}
-    return LanesConfig(1, *_tile(F, widest), options, ahead=_ahead(spread, F, dtype, backend, "csc"))
+    block_f, mask_f, uneven = _tile(F, widest)
+    # Tiles that overlap would add up the columns that they share twice.
+    return LanesConfig(1, block_f, mask_f or uneven, False, options, ahead=_ahead(spread, F, dtype, backend, "csc"))
 
 
 @dataclass(frozen=True)

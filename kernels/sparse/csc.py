@@ -56,7 +56,7 @@ def csc_spmm_kernel(
     colptr_ptr, row_ptr, entry_ptr, value_ptr, x_ptr, row_scale_ptr, col_scale_ptr, route_ptr,
     bias_ptr, y_ptr, arg_ptr, acc_ptr, acc_arg_ptr, rows, cols, nnz, height, F, stride_x,
     AHEAD: tl.constexpr, REDUCE: tl.constexpr, RELU: tl.constexpr,
-    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_F: tl.constexpr, MASK_F: tl.constexpr,
 ):  # fmt: skip
     """y[i, f] = reduce over entries e = (i, k) of row_scale[i] value[e] col_scale[k] x[k, f].
 
@@ -66,7 +66,7 @@ def csc_spmm_kernel(
     (p + 1) * height - 1 in the q-th tile of BLOCK_F columns.
     """
     acc_dtype: tl.constexpr = acc_ptr.dtype.element_ty
-    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, OVERLAP)
+    offs_f, m_f = columns(tl.program_id(1), F, BLOCK_F, False)
     pid = tl.program_id(0).to(tl.int64)
     first = pid * height
     last = tl.minimum(first + height, rows)
@@ -161,7 +161,7 @@ def spmm(
         csc_spmm_kernel, (colptr.shape[0], ceil_div(F, config.block_f)), colptr, row, entry, value, x,
         row_scale, col_scale, route, bias, y, arg, acc, acc_arg,
         rows, cols, row.shape[0], height, F, x.stride(0), AHEAD=config.ahead, REDUCE=reduce, RELU=relu,
-        BLOCK_F=config.block_f, MASK_F=config.mask_f, OVERLAP=config.overlap, **config.options,
+        BLOCK_F=config.block_f, MASK_F=config.mask_f, **config.options,
     )  # fmt: skip
     return y, arg
 

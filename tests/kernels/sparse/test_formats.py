@@ -87,6 +87,23 @@ def test_dtypes(format: str, dtype: torch.dtype) -> None:
         assert_close(f"F={F}", y, exact, rms=2 * eps, max=16 * eps)
 
 
+@pytest.mark.parametrize("format", PARAMS)
+def test_widths_that_tiles_do_not_divide(format: str) -> None:
+    """Programs of several tiles run side by side: what one writes, another must not add to."""
+    n = 3000
+    col = torch.randint(0, n, (20_000,))
+    row = (col + torch.randint(-3, 4, (20_000,))).clamp(0, n - 1)  # near the diagonal, for DIA
+    A = SparseMatrix.from_coo(row, col, torch.randn(20_000), (n, n)).to(DEVICE)
+    for F in (72, 136, 300, 520):
+        x = torch.randn(n, F, device=DEVICE)
+        exact = reference.spmm(A, A.values.double().cpu(), x.double().cpu(), "sum")
+        sums, largest = ([spmm(stored(A, format), x, reduce) for _ in range(3)] for reduce in ("sum", "max"))
+        assert_close(f"F={F}", sums[0], exact, rms=1e-6, max=1e-3)
+        assert torch.equal(largest[0], spmm(A, x, "max"))
+        for first, *others in (sums, largest):
+            assert all(torch.equal(first, again) for again in others)
+
+
 @pytest.mark.parametrize("format", [f for f in PARAMS if f not in ("csr", "coo")])
 def test_gradcheck(format: str) -> None:
     A = SparseMatrix.from_coo([0, 0, 1, 3, 3, 3], [1, 4, 2, 0, 1, 4], shape=(4, 5)).to(DEVICE)
