@@ -19,7 +19,7 @@ PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(WORKERS) --benchmark-skip
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup reproduce test test-all bench tune aot gpu-check lint clean distclean
+.PHONY: help setup reproduce test test-all bench tune selector aot gpu-check lint clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ bench: $(READY) ## speed against the peers, interleaved in one process (pytest-b
 
 tune: $(READY) ## measure the tiles of the sparse formats on this machine (a few minutes)
 	$(PY) -m braidwork.experiments.tune $(ARGS)
+
+selector: $(READY) ## train the format selector on this machine (half an hour; stop and go on as you like)
+	$(PY) -m braidwork.experiments.selector $(ARGS)
 
 aot: $(READY) ## compile every kernel for sm_80, sm_90, sm_100 and gfx942 and print what each needs
 	$(PY) -m braidwork.kernels.aot $(ARGS)

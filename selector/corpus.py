@@ -173,6 +173,16 @@ def mesh(rng: np.random.Generator, nnz: int, dims: int, ordered: bool) -> Edges:
     return np.concatenate([row, col]), np.concatenate([col, row]), (n, n)
 
 
+def elements(rng: np.random.Generator, nnz: int, unknowns: int, dims: int, ordered: bool) -> Edges:
+    """A mesh with several unknowns a point, as finite elements of vector fields have: its entries are dense blocks."""
+    unknowns = max(min(unknowns, math.isqrt(nnz // 256)), 1)  # a mesh has 16 points at least
+    row, col, (n, _) = mesh(rng, nnz // unknowns**2, dims, ordered)
+    row, col = (np.append(ends, np.arange(n)) for ends in (row, col))  # a point's own block
+    inner = np.indices((unknowns, unknowns)).reshape(2, -1)
+    row, col = ((ends[:, None] * unknowns + inside).ravel() for ends, inside in zip((row, col), inner))
+    return row, col, (n * unknowns,) * 2
+
+
 def road(rng: np.random.Generator, nnz: int, kept: float, ordered: bool) -> Edges:
     """A grid of streets, some missing, whose blocks are subdivided: degrees of 2 to 4."""
     side = max(int(math.sqrt(nnz / (4 * kept))), 3)
@@ -240,7 +250,7 @@ def text(rng: np.random.Generator, nnz: int, words: int, per_row: float) -> Edge
 FAMILIES: dict[str, Callable[..., Edges]] = {
     f.__name__: f
     for f in (
-        uniform, regular, rmat, power_law, hub, banded, stencil, blocks, mesh, road, small_world, bipartite,
+        uniform, regular, rmat, power_law, hub, banded, stencil, blocks, mesh, elements, road, small_world, bipartite,
         sampled_block, communities, text,
     )
 }  # fmt: skip
@@ -278,6 +288,8 @@ def _parameters(family: str, rng: np.random.Generator, nnz: int) -> dict[str, An
             return {"side": side, "per_row": pick(1, 2, 3, 5), "fill": pick(1.0, 1.0, 0.9, 0.6, 0.3), "shift": shift}
         case "mesh":
             return {"dims": pick(2, 2, 3), "ordered": pick(True, True, False)}
+        case "elements":
+            return {"unknowns": pick(2, 3, 4, 6, 8, 12, 16), "dims": pick(2, 2, 3), "ordered": pick(True, True, False)}
         case "road":
             return {"kept": round(rng.uniform(0.55, 0.95), 3), "ordered": pick(True, True, False)}
         case "small_world":

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from braidwork.kernels.sparse import SparseMatrix
+from braidwork.kernels.sparse.formats import Params, complete, parse
 from braidwork.kernels.sparse.hyb import default_width
 from braidwork.kernels.sparse.pattern import Pattern
 
-_WINDOWS, _WINDOW_ROWS, _WINDOW_ENTRIES = 16, 32, 256  # of the sample for blocks
+_WINDOWS, _WINDOW_ROWS, _MOST_ENTRIES = 16, 32, 4096  # of the sample for blocks
 _SLICE_WINDOWS, _SIGMA, _C = 8, 1024, 8  # of the sample for sorted slices: SELL's defaults
 _OFFSETS = 2048  # entries whose diagonals are counted
 BLOCKS = (4, 8, 16, 32)
@@ -30,20 +31,15 @@ class Candidate(NamedTuple):
     """A storage format with its parameters."""
 
     format: str
-    params: tuple[tuple[str, int], ...] = ()
+    params: dict[str, int]
 
-    @property
-    def name(self) -> str:
-        return self.format + "".join(str(value) for _, value in self.params)
+    def key(self) -> Params:
+        """All parameters, defaults filled in, as a pattern keeps its storages by."""
+        return complete(self.format, self.params)
 
 
-CANDIDATES: dict[str, Candidate] = {
-    candidate.name: candidate
-    for candidate in (
-        *(Candidate(format) for format in ("csr", "coo", "csc", "ell", "sell", "hyb", "dia")),
-        *(Candidate("bsr", (("block", block),)) for block in BLOCKS),
-    )
-}
+NAMES = ("csr", "coo", "csc", "ell", "sell", "hyb", "dia", *(f"bsr{block}" for block in BLOCKS))
+CANDIDATES = {name: Candidate(*parse(name)) for name in NAMES}
 
 
 class Features(dict[str, float]):
@@ -73,18 +69,21 @@ def matrix_bytes(features: Mapping[str, float], name: str, weighted: bool) -> fl
     rows, nnz, index = features["rows"], features["nnz"], features["index_bytes"]
     value = 4.0 if weighted else 0.0
     places = nnz * padding(features, name)
+    # Values stay in the order of the pattern, which the transpose reads them out of by number.
+    order = index if weighted and features["transposed"] else 0.0
     if name == "coo":
-        return nnz * (2 * index + value)
+        return nnz * (2 * index + value + order)
     if name == "csr":
-        return (rows + 1) * index + nnz * (index + value)
+        return (rows + 1) * index + nnz * (index + value + order)
     if name == "csc":
-        panels = min(max(rows // 8192, 1), 8)
+        panels = min(max(2 * nnz // max(features["cols"], 1), 2), 8)  # as `csc.build` has them
         return (features["cols"] + 1) * panels * index + nnz * (2 * index + value)
     if name == "dia":
-        return features["diagonals"] * index + places * (index + value)
+        # Which entry a place holds is read only to tell entries from padding, as in BSR.
+        return features["diagonals"] * index + places * (value + (index if places > 1.05 * nnz else 0.0))
     if name.startswith("bsr"):
         block = int(name[3:])
-        return (rows / block + 1) * index + places / block**2 * index + places * (4.0 if weighted else 1.0)
+        return (rows / block + 1 + places / block**2) * index + places * (value + (index if places > nnz else 0.0))
     tail = nnz * features["hyb_tail"] if name == "hyb" else 0.0
     return rows * index + places * (index + value) + tail * (2 * index + value)
 
@@ -92,13 +91,9 @@ def matrix_bytes(features: Mapping[str, float], name: str, weighted: bool) -> fl
 def bound_bytes(features: Mapping[str, float], name: str, weighted: bool, F: int, itemsize: int) -> float:
     """Bytes that a product in a format moves, gathers counted each: the analytic model (see `SparseMatrix.traffic`)."""
     nnz = features["nnz"]
-    gathers = nnz * padding(features, name)
+    gathers = nnz
     if name.startswith("bsr"):
-        gathers /= int(name[3:])  # a row of x serves all rows of a block
-    elif name == "dia":
-        gathers = min(gathers, features["cols"])  # rows of x come one after the other
-    elif name == "hyb":
-        gathers += nnz * features["hyb_tail"]
+        gathers *= padding(features, name) / int(name[3:])  # a row of x serves all rows of a block
     output = features["rows"] * F * itemsize
     if name == "csc":
         output += (2 * nnz + 2 * features["rows"]) * F * max(itemsize, 4)
@@ -131,6 +126,7 @@ def _compute(pattern: Pattern, transposed: bool) -> Features:
     nnz = pattern.nnz
     counts = pattern.row_counts(transposed).cpu().numpy()
     out = Features(rows=float(rows), cols=float(cols), nnz=float(nnz), index_bytes=float(pattern.row.element_size()))
+    out["transposed"] = float(transposed)
     mean = nnz / max(rows, 1)
     longest = int(counts.max(initial=0))
     squares = float(np.dot(counts.astype(np.float64), counts)) / max(rows, 1)
@@ -161,7 +157,8 @@ def _compute(pattern: Pattern, transposed: bool) -> Features:
     row, col = _sample_entries(pattern)
     for block in BLOCKS:
         # The same either way round.
-        blocks = np.unique((row // block) * (-(-pattern.shape[1] // block) + 1) + col // block).shape[0]
+        keys = np.sort((row // block) * (-(-pattern.shape[1] // block) + 1) + col // block)
+        blocks = np.count_nonzero(keys[1:] != keys[:-1]) + 1
         out[f"bsr{block}_fill"] = blocks * block**2 / max(row.shape[0], 1)
     out["diagonals"] = float(_diagonals(pattern))
     out["dia_fill"] = out["diagonals"] * rows / max(nnz, 1)
@@ -180,22 +177,43 @@ def _slice_fill(counts: np.ndarray) -> float:
 
 
 def _sample_entries(pattern: Pattern) -> tuple[np.ndarray, np.ndarray]:
-    """Entries of a sample of windows of rows, the first `_WINDOW_ENTRIES` of each: int64 rows and columns."""
+    """Entries of a sample of windows of rows, int64 rows and columns: whole windows, since a part of a row is a part
+    of its blocks, and fewer of them where they are full; `_MOST_ENTRIES` at most."""
     rows = pattern.shape[0]
     windows = _evenly(max(-(-rows // _WINDOW_ROWS), 1), _WINDOWS)
     bounds = torch.from_numpy(np.stack([windows, windows + 1], 1) * _WINDOW_ROWS)
     ends = torch.searchsorted(pattern.row, bounds.to(pattern.row.device, pattern.row.dtype)).cpu().numpy()
-    index = np.concatenate([np.arange(a, min(b, a + _WINDOW_ENTRIES)) for a, b in ends])
-    at = torch.from_numpy(index).to(pattern.row.device)
-    return pattern.row[at].cpu().numpy().astype(np.int64), pattern.col[at].cpu().numpy().astype(np.int64)
+    taken, room = [], _MOST_ENTRIES
+    for a, b in ends[_scattered(ends.shape[0])]:
+        if b - a <= room:
+            taken.append(np.arange(a, b))
+            room -= b - a
+    if room == _MOST_ENTRIES:  # every window is too full, or empty
+        a, b = max(ends, key=lambda pair: pair[1] - pair[0])
+        taken = [np.arange(a, min(b, a + _MOST_ENTRIES))]
+    index = np.concatenate(taken)
+    return _at(pattern.row, index), _at(pattern.col, index)
+
+
+def _at(values: torch.Tensor, index: np.ndarray) -> np.ndarray:
+    """A few of many values, as int64. NumPy takes them in microseconds, where PyTorch wakes its threads for it."""
+    if values.device.type == "cpu":
+        return values.numpy()[index].astype(np.int64)
+    return values[torch.from_numpy(index).to(values.device)].cpu().numpy().astype(np.int64)
+
+
+@functools.cache
+def _scattered(n: int) -> np.ndarray:
+    """0 .. n - 1, each far from those before it: whichever are left out, the others are spread over all."""
+    return np.random.default_rng(0).permutation(n)
 
 
 def _diagonals(pattern: Pattern) -> int:
     """How many diagonals hold entries, from a sample: right where they are few, and far too many where they are not."""
     if not pattern.nnz:
         return 0
-    at = torch.from_numpy(_evenly(pattern.nnz, _OFFSETS)).to(pattern.row.device)
-    offset = pattern.col[at].cpu().numpy().astype(np.int64) - pattern.row[at].cpu().numpy()
+    index = _evenly(pattern.nnz, _OFFSETS)
+    offset = _at(pattern.col, index) - _at(pattern.row, index)
     found, times = np.unique(offset, return_counts=True)
     once = int((times == 1).sum())
     # What a sample has not met yet: A. Chao, "Nonparametric estimation of the number of classes in a population",

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .pattern import Pattern
 
 
+# Parameters of a format, all of them, sorted by name.
+Params = tuple[tuple[str, int], ...]
+
+
 class Storage(NamedTuple):
     """One pattern in one format, as the plain tensors and integers that a registered operator can take.
 
@@ -111,6 +115,33 @@ def lookup(name: str) -> Format:
         return FORMATS[name]
     except KeyError:
         raise ValueError(f"format: need one of {', '.join(sorted(FORMATS))}, got {name!r}") from None
+
+
+def parse(name: str) -> tuple[str, dict[str, int]]:
+    """A format with its first parameter in one word: "bsr16" is ("bsr", {"block": 16}), "csr" is ("csr", {}).
+
+    Raises:
+        ValueError: there is no such format, or it has no parameter.
+    """
+    if name in FORMATS:
+        return name, {}
+    format = name.rstrip("0123456789")
+    params = lookup(format).params
+    if not params:
+        raise ValueError(f"format: {format} has no parameter, got {name!r}")
+    return format, {next(iter(params)): int(name[len(format) :])}
+
+
+def complete(format: str, params: Mapping[str, int]) -> Params:
+    """Parameters with the format's defaults filled in, sorted by name. Raises TypeError."""
+    defaults = lookup(format).params
+    for name, value in params.items():
+        if name not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise TypeError(f"{name}: {format} has no such parameter; it has {known}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: need an integer, got {value!r}")
+    return tuple(sorted({**defaults, **params}.items()))
 
 
 def check_bytes(format: str, needed: int, limit: int, why: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .build import VALUE_DTYPES, as_index, as_value, check_bounds, check_duplicates, check_rowptr, check_shape
-from .formats import FORMATS, Storage, lookup
-from .pattern import Params, Pattern, canonical
+from .formats import FORMATS, Params, Storage, complete
+from .pattern import Pattern, canonical
 from .traffic import Traffic, traffic
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class SparseMatrix:
                 the bytes it would take; repeated coordinates in a format that has one place for each.
         """
         if isinstance(target, str) and target in FORMATS:
-            key = (target, _complete(target, params))
+            key = (target, complete(target, params))
             limit = None if limit_bytes is None else int(limit_bytes)
             self.pattern.storage(target, self._transposed, key[1], limit)
             return SparseMatrix(self.pattern, self._value, self._transposed, (key, self._formats[1]))
@@ -341,6 +342,27 @@ class SparseMatrix:
         """
         return traffic(self, op, F, dtype)
 
+    def auto(self, F: int, uses: int = 100, w: float = 0.0, **options: Any) -> SparseMatrix:
+        """The matrix in the formats that a learned model picks for it, one for each direction.
+
+        The choice is that of `braidwork.selector`, which stands above this package and is loaded here on first use: see
+        `selector.choose` for what is weighed. It is made once for a pattern and these arguments, and its cost, the
+        conversions and a probe where the prediction is a close call, is inside this call.
+
+        Args:
+            F: columns of the dense operand of the products to come.
+            uses: products that are to come, in each direction.
+            w: weight of memory against time, in [0, 1].
+            options: `dtype` of the dense operand; `values_change=True` where every product comes with other values;
+                `backward=False` where no gradient to the dense operand will be asked for; `on_choice`, called with
+                "forward" or "backward" and the name of the choice.
+
+        Raises:
+            ImportError: LightGBM is not installed.
+            ValueError: an argument out of range.
+        """
+        return importlib.import_module("braidwork.selector").auto(self, F, uses, w, **options)
+
     def to_dense(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """As a dense tensor [rows, columns], equal coordinates summed; fp32 by default if unweighted."""
         value = self._value
@@ -370,18 +392,6 @@ class SparseMatrix:
             f"SparseMatrix({rows} x {cols}, nnz={self.nnz}, {kind}{grad}, {self.format}, "
             f"index={str(self.row.dtype).removeprefix('torch.')}, device={self.device})"
         )
-
-
-def _complete(format: str, params: dict[str, int]) -> Params:
-    """Parameters with the format's defaults filled in, sorted by name. Raises TypeError."""
-    defaults = lookup(format).params
-    for name, value in params.items():
-        if name not in defaults:
-            known = ", ".join(defaults) or "none"
-            raise TypeError(f"{name}: {format} has no such parameter; it has {known}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}: need an integer, got {value!r}")
-    return tuple(sorted((dict(defaults) | params).items()))
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from .formats import Storage, lookup
+from .formats import Params, Storage, lookup
 
 INT32_MAX = 2**31 - 1
-
-Params = tuple[tuple[str, int], ...]
 
 
 class Pattern:
@@ -53,6 +51,14 @@ class Pattern:
         if key not in self._storages:
             self._build(key, 8 * 12 * self.nnz + (1 << 20) if limit is None else limit)
         return self._storages[key]
+
+    def has(self, format: str, transposed: bool, params: Params) -> bool:
+        """Whether `storage` with these arguments is there already."""
+        return (format, transposed, params) in self._storages
+
+    def drop(self, format: str, transposed: bool, params: Params) -> None:
+        """Forget a storage, if it is there."""
+        self._storages.pop((format, transposed, params), None)
 
     @torch.compiler.disable(reason='build the storages of a matrix before compilation: A.to("csr"), A.T.to("csr")')
     def _build(self, key: tuple[str, bool, Params], limit: int) -> None:
