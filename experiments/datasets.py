@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from braidwork.kernels.sparse import SparseMatrix
-from braidwork.models import Coo, coalesce, undirected
+from braidwork.models import Coo, by_direction, coalesce, undirected
 
 from .fetch import DatasetError
 from .readers import READERS, Raw
@@ -39,6 +39,7 @@ class Graph:
         features: [nodes, channels], fp32, dense or sparse. A graph without any has one-hot node numbers.
         labels: [nodes], int64, -1 where unknown; None if the graph has none.
         num_classes: 0 without labels.
+        typed_edges: the edges of every relation, where the data set tells relations apart.
         metadata: source, licence and the like, from the config.
     """
 
@@ -49,6 +50,7 @@ class Graph:
     num_classes: int
     split_rule: Mapping[str, Any]
     given_split: Split | None = None
+    typed_edges: tuple[Coo, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -63,6 +65,11 @@ class Graph:
     def adjacency(self) -> SparseMatrix:
         """The edges as a SparseMatrix [nodes, nodes], without values where the graph is unweighted."""
         return SparseMatrix.from_coo(*self.edges)
+
+    @functools.cached_property
+    def relations(self) -> tuple[Coo, ...]:
+        """The edges of every relation: those of the data set, or by direction (see `models.by_direction`)."""
+        return self.typed_edges or by_direction(self.edges)
 
     def split(self, seed: int) -> Split:
         """Training, validation and test nodes: as given by the data set, else drawn from `seed` by its rule.
@@ -155,6 +162,7 @@ def _graph(name: str, config: Mapping[str, Any], rule: Mapping[str, Any], raw: R
         num_classes=int(labels.max()) + 1 if labels is not None else 0,
         split_rule=dict(rule),
         given_split=given,
+        typed_edges=_typed_edges(raw, config.get("undirected", True)),
         metadata={key: str(config[key]) for key in ("source", "licence", "note") if config.get(key)},
     )
 
@@ -175,6 +183,18 @@ def _edges(raw: Raw) -> Coo:
             raise ValueError(f"edges: node {int(ends.min())} or {int(ends.max())} is outside 0..{raw.nodes - 1}")
     keep = row != col
     return coalesce(row[keep], col[keep], value if value is None else value[keep], (raw.nodes, raw.nodes))
+
+
+def _typed_edges(raw: Raw, undirected: bool) -> tuple[Coo, ...]:
+    """The edges of every relation, and of an undirected graph the reverses as relations of their own behind them."""
+    if raw.relation is None:
+        return ()
+    _check_length("relations", len(raw.relation), len(raw.row))
+    kinds = int(raw.relation.max(initial=-1)) + 1
+    forward = [_edges(raw._replace(row=raw.row[own], col=raw.col[own], value=None)) for own in
+               (raw.relation == kind for kind in range(kinds))]  # fmt: skip
+    backward = [coalesce(edges.col, edges.row, None, edges.shape) for edges in forward] if undirected else []
+    return (*forward, *backward)
 
 
 def _features(raw: Raw) -> Tensor | Coo:

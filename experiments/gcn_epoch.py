@@ -130,10 +130,10 @@ def _projected(graph: Graph, width: int) -> Graph:
 def _check_agreement(trainers: Mapping[str, Trainer]) -> None:
     """All start from the same weights and must give the same logits, or their times mean nothing."""
     first, *others = trainers.values()
-    expected = first.model.eval()(first.input, first.propagation)
+    expected = first.model.eval()(first.input, first.graph)
     for other in others:
         other.model.load_state_dict(first.model.state_dict())
-        got = other.model.eval()(other.input, other.propagation)
+        got = other.model.eval()(other.input, other.graph)
         if not torch.allclose(got, expected, rtol=1e-3, atol=1e-4):
             worst = (got - expected).abs().max().item()
             raise RuntimeError(f"{other.backend.name} and {first.backend.name} differ by {worst:.2e}: not timed")

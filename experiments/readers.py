@@ -25,6 +25,7 @@ class Raw(NamedTuple):
     """What a file holds, as NumPy arrays; nothing is checked or cleaned yet.
 
     `features` is dense [nodes, channels] or a tuple (row, col, value, (nodes, channels)). `split` holds node numbers.
+    `relation` is the number of each edge's relation, from 0.
     """
 
     row: np.ndarray
@@ -34,6 +35,7 @@ class Raw(NamedTuple):
     features: np.ndarray | tuple | None = None
     labels: np.ndarray | None = None
     split: dict[str, np.ndarray] | None = None
+    relation: np.ndarray | None = None
 
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Raw]] = {}

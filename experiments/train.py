@@ -2,6 +2,7 @@
 
     python -m braidwork.experiments.train dataset=wordnet model=gcn seed=range
     python -m braidwork.experiments.train -m dataset=cora model.hidden_channels=16,64 train.lr=0.01,0.02
+    python -m braidwork.experiments.train -m dataset=mesh-mdual format=csr,sell,auto
     python -m braidwork.experiments.train dataset=user dataset.path=graph.mtx dataset.labels=labels.npy
 
 Every seed is one row of `results/table.jsonl`. What is there already is not run again (`fresh=true` does), and a run
@@ -54,6 +55,7 @@ def identity(config: Mapping[str, Any], seed: int, backend: str) -> dict[str, An
         "model": dict(config["model"]),
         "train": {k: v for k, v in config["train"].items() if k != "checkpoint_s"},
         "backend": backend,
+        "format": config["format"],
         "seed": seed,
     }
 
@@ -79,7 +81,7 @@ def run_seed(graph: Graph, config: Mapping[str, Any], seed: int, table: Table, p
     point = identity(config, seed, config["backend"])
     key = point_key(STUDY, point)
     train = TrainConfig.from_mapping(config["train"])
-    trainer = Trainer(graph, config["model"], train, seed, config["backend"])
+    trainer = Trainer(graph, config["model"], train, seed, config["backend"], config["format"])
     checkpoint = table.path.parent / "checkpoints" / f"{key}.pt"
     if config["fresh"]:
         checkpoint.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from braidwork.models import GCN, get_backend
+from braidwork.models import MODELS, RGCN, Backend, Network, get_backend
+from braidwork.models.stored import Chosen
 
 from .datasets import Graph
 
-MODELS = {"gcn": GCN}
 _IGNORED = -100
 
 
@@ -64,8 +65,8 @@ class TrainConfig:
         return cls(**config)
 
 
-def build_model(config: Mapping[str, Any], graph: Graph, layer: type[torch.nn.Module]) -> torch.nn.Module:
-    """The model that a `conf/model` group describes, sized for the graph.
+def build_model(config: Mapping[str, Any], graph: Graph, backend: Backend) -> torch.nn.Module:
+    """The model that a `conf/model` group describes, sized for the graph, of the backend's layers.
 
     Raises:
         ValueError: unknown name or option.
@@ -74,12 +75,18 @@ def build_model(config: Mapping[str, Any], graph: Graph, layer: type[torch.nn.Mo
     name = options.pop("name")
     if name not in MODELS:
         raise ValueError(f"model: unknown {name!r}; choose one of {', '.join(MODELS)}")
-    known = set(inspect.signature(MODELS[name]).parameters) - {"in_channels", "out_channels", "layer"}
+    made = MODELS[name]
+    parameters = inspect.signature(made).parameters | inspect.signature(Network).parameters
+    known = set(parameters) - {"in_channels", "out_channels", "layer", "num_relations", "sizes", "options"}
     for option in options:
         if option not in known:
             raise ValueError(f"model.{option}: unknown option of {name}; known are {', '.join(sorted(known))}")
+    if made is RGCN:
+        options["num_relations"] = len(graph.relations)
     try:
-        return MODELS[name](graph.num_features, out_channels=graph.num_classes, layer=layer, **options)
+        return made(
+            in_channels=graph.num_features, out_channels=graph.num_classes, layer=backend.layers[name], **options
+        )
     except TypeError as error:
         raise ValueError(f"model: {error}") from error
 
@@ -99,10 +106,15 @@ class History:
 class Trainer:
     """One model on one backend, seeded; its random state is its own, so that trainers can take turns in a process."""
 
-    def __init__(self, graph: Graph, model: Mapping[str, Any], train: TrainConfig, seed: int, backend: str):
+    def __init__(
+        self, graph: Graph, model: Mapping[str, Any], train: TrainConfig, seed: int, backend: str, format: str = "csr"
+    ):
         self.config, self.seed, self.backend = train, seed, get_backend(backend)
-        self.propagation = self.backend.propagation(graph.edges)
-        self.input = self.backend.features(graph.features)
+        stored = (format, train.epochs) if self.backend.has_formats else ()
+        if not stored and format != "csr":
+            raise ValueError(f"format: {backend} has none to choose from, got {format!r}")
+        self.graph = self.backend.graph(graph.edges, graph.relations, *stored)
+        self.input = self.backend.features(graph.features, *stored)
         self.split = graph.split(seed)
         assert graph.labels is not None  # split() refuses a graph without
         self.labels = graph.labels
@@ -111,7 +123,7 @@ class Trainer:
         self.targets[self.split.train] = graph.labels[self.split.train]
         self._rng = torch.Generator().manual_seed(seed).get_state()
         with self._own_randomness():
-            self.model = build_model(model, graph, self.backend.layer)
+            self.model = build_model(model, graph, self.backend)
         self.optimizer = torch.optim.Adam(self._groups(), lr=train.lr, fused=True)
         self.epoch, self.stopped = 0, False
         self.best = {"epoch": 0, "val_accuracy": -1.0, "test_accuracy": -1.0}
@@ -147,7 +159,7 @@ class Trainer:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         with self._own_randomness():
-            out = self.model(self.input, self.propagation)
+            out = self.model(self.input, self.graph)
         loss = F.cross_entropy(out, self.targets, ignore_index=_IGNORED)
         loss.backward()
         self.optimizer.step()
@@ -157,7 +169,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Accuracy on the validation and test nodes, in percent."""
         self.model.eval()
-        right = self.model(self.input, self.propagation).argmax(1) == self.labels
+        right = self.model(self.input, self.graph).argmax(1) == self.labels
         parts = {"val": self.split.val, "test": self.split.test}
         return {f"{name}_accuracy": 100.0 * int(right[part].sum()) / part.numel() for name, part in parts.items()}
 
@@ -197,6 +209,7 @@ class Trainer:
             "best": self.best,
             "best_state": self.best_state,
             "history": vars(self.history),
+            "formats": copy.deepcopy(self._chosen()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,6 +218,17 @@ class Trainer:
         self._rng, self.epoch, self.stopped = state["rng"], state["epoch"], state["stopped"]
         self.best, self.best_state = state["best"], state["best_state"]
         self.history = History(**state["history"])
+        for operand, mine in self._chosen().items():
+            for operator, chosen in state["formats"][operand].items():
+                mine.setdefault(operator, {}).update(chosen)
+
+    def _chosen(self) -> dict[str, dict[str, Chosen]]:
+        """What "auto" has picked, by operand and operator, to be read and written; see `Stored`."""
+        stored = getattr(self.input, "stored", None)
+        return {
+            "graph": getattr(self.graph, "chosen", {}),
+            "input": {} if stored is None else {"features": stored.chosen},
+        }
 
 
 def save_atomically(state: Any, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -68,3 +69,42 @@ def symmetric_scale(edges: Coo, dtype: torch.dtype = torch.float32) -> Tensor:
     weight = torch.ones(edges.nnz, dtype=dtype) if edges.value is None else edges.value.to(dtype)
     degree = torch.zeros(edges.shape[0], dtype=dtype).index_add_(0, edges.row, weight)
     return torch.where(degree > 0, degree.rsqrt(), 0.0)
+
+
+def by_direction(edges: Coo) -> tuple[Coo, Coo]:
+    """Two relations of a graph without any: its edges and, where it is directed, their reverses; of an undirected
+    graph the edges from nodes of lower and of higher number, which is one direction of every edge each.
+
+    Self-loops, of an undirected graph, are in neither. Weights are dropped.
+    """
+    bare = edges._replace(value=None)
+    rows, cols = edges.shape
+    reverse = coalesce(edges.col, edges.row, None, (cols, rows))
+    if torch.equal(reverse.row, edges.row) and torch.equal(reverse.col, edges.col):
+        up, down = edges.col < edges.row, edges.col > edges.row
+        return tuple(Coo(edges.row[part], edges.col[part], None, edges.shape) for part in (up, down))  # type: ignore[return-value]
+    return bare, reverse
+
+
+def stack_relations(relations: Sequence[Coo], by: str) -> Coo:
+    """All relations as one matrix, an entry worth 1 / number of edges of its relation that end in its target.
+
+    by: "target", [targets * R, sources], row i * R + r gathers from the sources of relation r; or "source", [targets,
+    sources * R], column k * R + r stands for source k in relation r.
+
+    Raises:
+        ValueError: no relations, or of different shapes.
+    """
+    if not relations:
+        raise ValueError("relations: need at least one; give the graph its relations")
+    if len({edges.shape for edges in relations}) > 1:
+        raise ValueError(f"relations: need one shape, got {[edges.shape for edges in relations]}")
+    many, (rows, cols) = len(relations), relations[0].shape
+    row, col, value = [], [], []
+    for r, edges in enumerate(relations):
+        count = torch.bincount(edges.row, minlength=rows)
+        row.append(edges.row * many + r if by == "target" else edges.row)
+        col.append(edges.col * many + r if by == "source" else edges.col)
+        value.append(1.0 / count[edges.row])
+    shape = (rows * many, cols) if by == "target" else (rows, cols * many)
+    return coalesce(torch.cat(row), torch.cat(col), torch.cat(value), shape)

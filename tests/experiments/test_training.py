@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from braidwork.experiments.datasets import Graph
 from braidwork.experiments.training import TrainConfig, Trainer, build_model, train_in_turns
+from braidwork.kernels.sparse import SparseMatrix
 from braidwork.models import get_backend
 
 MODEL = {"name": "gcn", "hidden_channels": 8, "dropout": 0.5, "input_dropout": 0.2}
@@ -52,7 +54,7 @@ def test_the_best_epoch_is_that_of_the_best_validation_accuracy(graph: Graph) ->
 def test_accuracy_counts_the_nodes_of_each_part(graph: Graph) -> None:
     run = trainer(graph)
     run.model.eval()
-    right = run.model(run.input, run.propagation).argmax(1) == graph.labels
+    right = run.model(run.input, run.graph).argmax(1) == graph.labels
     for part in ("val", "test"):
         nodes = getattr(run.split, part)
         assert run.evaluate()[f"{part}_accuracy"] == pytest.approx(100 * right[nodes].double().mean().item())
@@ -109,6 +111,25 @@ def test_a_resumed_run_continues_bit_for_bit(
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"], "no partial file stays"
 
 
+def test_a_resumed_run_keeps_the_formats_that_were_picked(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(epochs=6, patience=6)
+    run = Trainer(graph, MODEL, config, 0, "braidwork", "auto")
+    for _ in range(3):
+        run.advance()
+    assert set(run.state_dict()["formats"]["graph"]["normalised"]) == {"3", "8"}
+    again = Trainer(graph, MODEL, config, 0, "braidwork", "auto")
+    again.load_state_dict(copy.deepcopy(run.state_dict()))
+    monkeypatch.setattr(SparseMatrix, "auto", None)
+    for trained in (run, again):
+        trained.advance()
+    assert outcome(again) == outcome(run)
+
+
+def test_formats_are_for_our_kernels_alone(graph: Graph) -> None:
+    with pytest.raises(ValueError, match="format: torch has none to choose from, got 'sell'"):
+        Trainer(graph, MODEL, TrainConfig(), 0, "torch", "sell")
+
+
 def test_a_finished_run_is_not_trained_on(graph: Graph, tmp_path: Path) -> None:
     first = trainer(graph)
     train_in_turns([first], tmp_path / "run.pt")
@@ -163,4 +184,4 @@ def test_impossible_settings_are_refused_by_name(options: dict, named: str) -> N
 )
 def test_an_unknown_model_or_option_is_refused_by_name(graph: Graph, model: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        build_model(model, graph, get_backend("braidwork").layer)
+        build_model(model, graph, get_backend("braidwork"))

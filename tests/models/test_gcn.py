@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from braidwork.models import BACKENDS, GCN, Coo, coalesce, get_backend, undirected
-from braidwork.models.backends import FusedPropagation
+from braidwork.models.fused import FusedGraph
 
 NODES, CHANNELS, CLASSES = 40, 23, 5
 AVAILABLE = [name for name, backend in BACKENDS.items() if backend.available]
@@ -75,13 +75,13 @@ def test_logits_and_gradients(backend: str, weighted: bool, kind: str, hidden: i
     sparse = random_coo(NODES, CHANNELS, 200, weighted=True)
     features = sparse if kind == "sparse" else torch.randn(NODES, CHANNELS)
     made = get_backend(backend)
-    model = GCN(CHANNELS, hidden, CLASSES, dropout=0.0, layer=made.layer, **options)
+    model = GCN(CHANNELS, hidden, CLASSES, dropout=0.0, layer=made.layers["gcn"], **options)
     for layer in model.layers:
         torch.nn.init.normal_(layer.bias)
     exact = copy.deepcopy(model).double()
     target = torch.randint(CLASSES, (NODES,))
 
-    logits = model(made.features(features), made.propagation(edges))
+    logits = model(made.features(features), made.graph(edges))
     F.cross_entropy(logits, target).backward()
     x = dense(sparse) if kind == "sparse" else features.double()
     expected = reference(exact, x, normalised(edges))
@@ -98,7 +98,7 @@ def test_logits_and_gradients(backend: str, weighted: bool, kind: str, hidden: i
 def test_a_directed_graph_sends_gradients_back_along_its_edges(backend: str) -> None:
     edges = random_coo(NODES, NODES, 120, weighted=True)
     x = torch.randn(NODES, 6, requires_grad=True)
-    y = get_backend(backend).propagation(edges)(x)
+    y = get_backend(backend).graph(edges).normalised(x)
     exact = x.detach().double().requires_grad_()
     expected = normalised(edges) @ exact
     weight = torch.randn(NODES, 6)
@@ -117,18 +117,19 @@ def test_pyg_starts_from_our_weights_and_agrees(weighted: bool) -> None:
     ours = GCN(CHANNELS, 16, CLASSES).eval()
     for name in ("braidwork", "pyg"):
         backend = get_backend(name)
-        model = GCN(CHANNELS, 16, CLASSES, layer=backend.layer).eval()
+        model = GCN(CHANNELS, 16, CLASSES, layer=backend.layers["gcn"]).eval()
         model.load_state_dict(ours.state_dict())
-        outputs[name] = model(backend.features(features), backend.propagation(edges))
+        outputs[name] = model(backend.features(features), backend.graph(edges))
     torch.testing.assert_close(outputs["pyg"], outputs["braidwork"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_fused_propagation_stores_no_normalised_matrix() -> None:
     edges = undirected(random_coo(NODES, NODES, 90, weighted=False))
-    propagation = FusedPropagation(edges)
-    propagation(torch.ones(NODES, 4, requires_grad=True)).sum().backward()
-    assert propagation.matrix.values is None
-    assert propagation.scale.shape == (NODES,)
+    graph = FusedGraph(edges)
+    graph.normalised(torch.ones(NODES, 4, requires_grad=True)).sum().backward()
+    stored, scale = graph._normalised
+    assert stored.matrix.values is None
+    assert scale.shape == (NODES,)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -140,7 +141,7 @@ def test_dropout_acts_in_training_alone_and_alike_on_both_backends(kind: str) ->
     outputs = []
     for name in ("braidwork", "torch"):
         backend = get_backend(name)
-        inputs = backend.features(features), backend.propagation(edges)
+        inputs = backend.features(features), backend.graph(edges)
         model.eval()
         assert torch.equal(model(*inputs), model(*inputs))
         model.train()
@@ -176,5 +177,5 @@ def test_unknown_and_absent_backends_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_dense_copies_of_large_features_are_refused_for_pyg() -> None:
     nodes = torch.arange(3)
-    with pytest.raises(ValueError, match="GCNConv needs them dense"):
+    with pytest.raises(ValueError, match="PyTorch Geometric needs them dense"):
         BACKENDS["pyg"].features(Coo(nodes, nodes, None, (100_000, 100_000)))
