@@ -167,6 +167,13 @@ def _softmax_by_definition(row: torch.Tensor, logit: torch.Tensor) -> torch.Tens
     return e / e.new_zeros(rows, e.shape[1]).index_add(0, row, e)[row]
 
 
+def _film_by_definition(row: torch.Tensor, col: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x, y = x.flatten(1), y.flatten(1)
+    message = (y[row] * x[col] + y.sin()[row]).relu()
+    count = torch.bincount(row, minlength=y.shape[0]).clamp(min=1)
+    return y.new_zeros(y.shape).index_add(0, row, message) / count[:, None]
+
+
 # Ours on (A, x [K, heads, D], y [M, heads, D]), and the definition on (row, col, x, y).
 _ENTRY_OPERATORS: dict[str, tuple[Callable, Callable]] = {
     "sddmm dot": (lambda A, x, y: sparse.sddmm(A, y, x), lambda row, col, x, y: (y[row] * x[col]).sum(2)),
@@ -183,6 +190,10 @@ _ENTRY_OPERATORS: dict[str, tuple[Callable, Callable]] = {
         lambda row, col, x, y: y.new_zeros(y.shape).index_add(0, row, y[row][..., :1] * x[col]),
     ),
     "gat_aggregate": (_attention, _attention_by_definition),
+    "film_aggregate": (
+        lambda A, x, y: sparse.film_aggregate(A, x.flatten(1), y.flatten(1), y.flatten(1).sin()),
+        _film_by_definition,
+    ),
 }
 
 

@@ -144,7 +144,9 @@ def pick_film(rows: int, nnz: int, F: int, dtype: torch.dtype, backend: str) -> 
         block_f = min(triton.next_power_of_2(F), 64 // wide)
         return FilmConfig(max(int((1 << 14) / block_f / (mean + 1)), 1), 1, block_f)
     block_f = min(triton.next_power_of_2(F), 64 // wide)
-    return FilmConfig(4 if mean < 4 else 1, max(min(256 // wide // block_f, 8), 1), block_f, {"num_warps": 1})
+    # At least 16 bytes a thread, of which a wavefront of AMD's has 64.
+    elements = max(256 // wide, (64 if backend == "hip" else 32) * 16 // dtype.itemsize)
+    return FilmConfig(4 if mean < 4 else 1, max(min(elements // block_f, 8), 1), block_f, {"num_warps": 1})
 
 
 def _rows_apart(x: torch.Tensor) -> torch.Tensor:
