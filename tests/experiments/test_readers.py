@@ -316,6 +316,27 @@ def test_cora_is_read_from_its_wheel(cache: Path) -> None:
     ]  # fmt: skip
 
 
+def test_imdb_is_read_from_its_wheel_with_its_relations(cache: Path) -> None:
+    words = np.eye(5, 3)
+    config = dataset("dataset=imdb")
+    parts = {
+        "movies_with_genre": parquet(nodeId=[1], genre=[2], plot_keywords=[words[1]]),
+        "movies_without_genre": parquet(nodeId=[0], plot_keywords=[words[0]]),
+        "directors": parquet(nodeId=[2], plot_keywords=[words[2]]),
+        "actors": parquet(nodeId=[4, 3], plot_keywords=[words[4], words[3]]),
+        "acted_in": parquet(sourceNodeId=[3, 4, 4], targetNodeId=[0, 0, 1]),
+        "directed_in": parquet(sourceNodeId=[2], targetNodeId=[1]),
+    }
+    files = {f"{config['folder']}/imdb_{name}.parquet.gzip": data for name, data in parts.items()}
+    graph = load(config | {"sha256": wheel(cache, "graphdatascience-2.2", files)})
+    assert graph.labels.tolist() == [-1, 2, -1, -1, -1] and graph.num_classes == 3
+    assert np.array_equal(as_dense(graph.features), words)
+    ends = [list(zip(r.row.tolist(), r.col.tolist(), strict=True)) for r in graph.relations]
+    acted, directed = [(0, 3), (0, 4), (1, 4)], [(1, 2)]
+    assert ends == [acted, directed, *(sorted((b, a) for a, b in some) for some in (acted, directed))]
+    assert graph.edges.nnz == 8
+
+
 def test_roads_are_read_as_text_and_never_run(cache: Path) -> None:
     config = dataset("dataset=roads")
     text = b"x = object(\ngraph=[{1: 2.5, 2: 4}, {0: 2.5}, {}, {2:1.25}]\n"

@@ -25,6 +25,12 @@ TINY = [
     "gcn_epoch.dataset=polbooks",
     "gcn_epoch.rounds=2",
     "gcn_epoch.projected_width=8",
+    "model_epochs.datasets=[polbooks, karate]",
+    "model_epochs.models=[sage, gat]",
+    "model_epochs.width=8",
+    "model_epochs.overrides=['model.hidden_channels=16']",
+    "model_epochs.rounds=2",
+    "selector_quality.rounds=3",
     "spmm_speed.graphs=[karate, dolphins]",
     "spmm_speed.widths=[3, 16]",
     "spmm_speed.rounds=2",
@@ -64,7 +70,7 @@ def check_report(folder: Path) -> str:
     page = Page(text)
     plots = [plot for study in STUDIES.values() for plot in study.plots]
     assert page.counts["h2"] == len(STUDIES) and page.counts["figure"] == len(plots)
-    assert page.counts["table"] == 3 and "braidwork: results" in text
+    assert page.counts["table"] == 6 and "braidwork: results" in text
     for image, plot in zip(page.images, plots, strict=True):
         assert ElementTree.fromstring(image).tag == "{http://www.w3.org/2000/svg}svg"
         assert (folder / "figures" / f"{plot.name}.svg").read_bytes() == image
@@ -91,7 +97,8 @@ def test_interrupted_and_resumed_it_ends_in_one_report(
     said = capsys.readouterr()
     assert "goes on from here" in said.err and not (tmp_path / "report.html").exists()
     before = Table(tmp_path / "table.jsonl").rows()
-    assert len(before) == 2 * len(AVAILABLE) + 3 + (3 + ("pyg" in AVAILABLE)) + 2 * 3
+    ways = 4 + ("pyg" in AVAILABLE)
+    assert len(before) == 2 * len(AVAILABLE) + 3 + (3 + ("pyg" in AVAILABLE)) + 4 * ways + 1 + 2 * 3
 
     for row in before:
         if row["study"] == gcn_epoch.NAME:
