@@ -93,8 +93,10 @@ def stack_relations(relations: Sequence[Coo], by: str) -> Coo:
     sources * R], column k * R + r stands for source k in relation r.
 
     Raises:
-        ValueError: no relations, or of different shapes.
+        ValueError: no relations, or of different shapes; another word for `by`.
     """
+    if by not in ("target", "source"):
+        raise ValueError(f"by: need target or source, got {by!r}")
     if not relations:
         raise ValueError("relations: need at least one; give the graph its relations")
     if len({edges.shape for edges in relations}) > 1:

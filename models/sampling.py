@@ -60,6 +60,15 @@ def draw(count: Tensor, many: int, generator: torch.Generator) -> tuple[Tensor, 
     return taken, place.unsqueeze(0) < count.clamp(max=many).unsqueeze(1)
 
 
+def _check_nodes(name: str, nodes: Tensor, many: int) -> None:
+    if nodes.dim() != 1 or nodes.is_floating_point():
+        raise ValueError(f"{name}: need whole numbers [n], got {nodes.dtype} of shape {tuple(nodes.shape)}")
+    if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < many:
+        raise ValueError(f"{name}: need numbers from 0 to {many - 1}, got {int(nodes.min())} to {int(nodes.max())}")
+    if nodes.unique().numel() < nodes.numel():
+        raise ValueError(f"{name}: need every node once")
+
+
 class NeighbourSampler:
     """Batches of nodes with sampled neighbourhoods; iterating is one epoch, another order and other samples each time.
 
@@ -72,7 +81,8 @@ class NeighbourSampler:
         shuffle: whether nodes come in a random order.
 
     Raises:
-        ValueError: a fanout or batch size below 1, nodes that are not there, a graph that is not square.
+        ValueError: a fanout or batch size below 1, nodes that are not there or are named twice, a graph that is not
+            square.
     """
 
     def __init__(
@@ -94,9 +104,8 @@ class NeighbourSampler:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: need a whole number of at least 1, got {batch_size!r}")
         self.fanouts, self.batch_size, self.shuffle = tuple(fanouts), batch_size, shuffle
-        self.nodes = torch.arange(edges.shape[0]) if nodes is None else nodes.long()
-        if self.nodes.numel() and not 0 <= int(self.nodes.min()) <= int(self.nodes.max()) < edges.shape[0]:
-            raise ValueError(f"nodes: need numbers from 0 to {edges.shape[0] - 1}")
+        self.nodes = torch.arange(edges.shape[0]) if nodes is None else nodes
+        _check_nodes("nodes", self.nodes, edges.shape[0])
         self._col = edges.col
         self._rowptr = torch.zeros(edges.shape[0] + 1, dtype=torch.int64)
         self._rowptr[1:] = torch.bincount(edges.row, minlength=edges.shape[0]).cumsum(0)
@@ -114,7 +123,13 @@ class NeighbourSampler:
             yield self.sample(batch)
 
     def sample(self, batch: Tensor) -> Block:
-        """The sampled neighbourhood of some nodes, each named once."""
+        """The sampled neighbourhood of some nodes.
+
+        Raises:
+            ValueError: a node that is not there, or that is named twice.
+        """
+        _check_nodes("batch", batch, self._place.shape[0])
+        batch = batch.long()
         layers: list[Coo] = []
         nodes = batch
         for fanout in reversed(self.fanouts):

@@ -46,6 +46,7 @@ class Choice:
     name: such as "csr" or "bsr4", a key of CANDIDATES. seconds: of a product. conversion_s: to get there from where the
     matrix is. bytes: that a product reads of the matrix. cost: the objective, 1 for CSR. runner_up: the next best name,
     with its seconds. source: where the numbers come from, a line. predictions: seconds of every format considered.
+    settled_by: "prediction", "probe" or "csr", see `settlement`.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Choice:
     runner_up_seconds: float
     source: str
     predictions: Mapping[str, float]
-    sure: bool = True
+    settled_by: str = "prediction"
     _x: Any = field(default=None, repr=False, compare=False)
     _model: Model | None = field(default=None, repr=False, compare=False)
 
@@ -141,8 +142,11 @@ def choose(
     order = sorted((names.index(name) for name in allowed), key=lambda k: (cost[k], k))
     best = order[0]
     second = order[1] if len(order) > 1 else best
-    spread = 0.0 if model is None else model.spread.get(names[best], np.inf)
-    gain = float(np.log2(total[0] / total[best]))
+    how = "prediction"
+    if best:
+        spread = np.inf if model is None else model.spread.get(names[best], np.inf)
+        pairs = [(float(convert[k]), float(seconds[k])) for k in (0, best)]
+        how = settlement(pairs[0], pairs[1], uses, spread)
     return Choice(
         name=names[best],
         seconds=float(seconds[best]),
@@ -153,7 +157,7 @@ def choose(
         runner_up_seconds=float(seconds[second]),
         source=source,
         predictions=dict(zip(names, map(float, seconds))),
-        sure=names[best] == "csr" or (model is not None and gain > SURE * spread),
+        settled_by=how,
         _x=x,
         _model=model,
     )
@@ -167,6 +171,25 @@ def _check(A: SparseMatrix, F: int, uses: int, w: float) -> None:
             raise ValueError(f"{name}: need a whole number of at least 1, got {number!r}")
     if not 0.0 <= w <= 1.0:
         raise ValueError(f"w: need a number in [0, 1], got {w!r}")
+
+
+def settlement(csr: tuple[float, float], other: tuple[float, float], uses: int, spread: float) -> str:
+    """How it is settled whether to leave CSR for the format that is predicted to cost least in time.
+
+    Args:
+        csr, other: predicted seconds of the conversion and of a product.
+        uses: products to come.
+        spread: standard deviation of log2 of the predicted gain.
+
+    Returns:
+        "prediction": the gain is far beyond the error of such predictions; "probe": it is not, and timing both costs
+        less than it promises to save; "csr": it costs more, and CSR it stays.
+    """
+    gain = np.log2((csr[0] + uses * csr[1]) / (other[0] + uses * other[1]))
+    if gain > SURE * spread:
+        return "prediction"
+    probe_s = other[0] + PROBE_CALLS * (csr[1] + other[1])
+    return "probe" if probe_s <= uses * (csr[1] - other[1]) else "csr"
 
 
 def worth_looking(model: Model | None, rows: int, nnz: int, F: int, uses: int) -> bool:
@@ -204,18 +227,13 @@ def _say_once(text: str) -> None:
     warnings.warn(text, stacklevel=4)
 
 
-def settle(A: SparseMatrix, F: int, choice: Choice, uses: int, dtype: torch.dtype = torch.float32) -> str:
-    """The name to use in the end: a choice that is not sure is timed against CSR, if the uses to come pay for that.
+def settle(A: SparseMatrix, F: int, choice: Choice, dtype: torch.dtype = torch.float32) -> str:
+    """The name to use in the end, of a choice by time alone: the choice, or CSR; see `settlement`.
 
-    The probe converts, and runs both a few times in turns. Where that would cost more than the choice promises to save,
-    CSR it is. Storage of the loser is dropped.
+    A probe converts, and runs both a few times in turns. Storage of the loser is dropped.
     """
-    if choice.sure:
-        return choice.name
-    csr_s = choice.predictions["csr"]
-    promised = uses * (csr_s - choice.seconds)
-    if choice.conversion_s + PROBE_CALLS * (csr_s + choice.seconds) > promised:
-        return "csr"
+    if choice.settled_by != "probe":
+        return choice.name if choice.settled_by == "prediction" else "csr"
     candidate = CANDIDATES[choice.name]
     before = A.pattern.has(candidate.format, A.transposed, candidate.key())
     try:
@@ -271,7 +289,8 @@ def auto(
             model = _model_of(B.device.type)
             if w or worth_looking(model, B.shape[0], B.nnz, F, uses):
                 choice = choose(B, F, uses, w, dtype=dtype, values_change=values_change, model=model)
-                known[key] = settle(B, F, choice, uses, dtype) if w < 1 else choice.name
+                # Where memory counts too, times do not settle it.
+                known[key] = choice.name if w else settle(B, F, choice, dtype)
             else:
                 known[key] = "csr"
         name = known[key]

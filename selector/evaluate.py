@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .choose import PROBE_CALLS, SURE, worth_looking
+from .choose import PROBE_CALLS, settlement, worth_looking
 from .features import NAMES, Features
 from .model import Model, Regressors, Samples, fit
 
-_PREDICTION_S = 4e-4
+_PREDICTION_S = 4e-4  # of eleven formats; the features are in the table
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Played:
 
 
 def play(rows: Sequence[Mapping[str, Any]], predicted: np.ndarray, model: Model, uses: int) -> Played:
-    """`auto` with predicted times for the decision and measured ones for the outcome.
+    """`auto` with predicted times for the decision and measured ones for the outcome; a probe finds what was measured.
 
     rows: of the table. predicted: log2 seconds [products, formats], as of `cross_validate`. model: for conversions, the
     spread of predictions and the quick estimate.
@@ -118,16 +118,16 @@ def play(rows: Sequence[Mapping[str, Any]], predicted: np.ndarray, model: Model,
                 convert = {n: model.conversion_s(found, n) for n in actual}
                 cost = {n: convert[n] + uses * guess[n] for n in actual}
                 best = min(cost, key=lambda n: cost[n])
-                if best != "csr" and np.log2(cost["csr"] / cost[best]) <= SURE * model.spread.get(best, np.inf):
-                    promised = uses * (guess["csr"] - guess[best])
-                    if convert[best] + PROBE_CALLS * (guess["csr"] + guess[best]) > promised:
-                        best = "csr"
-                    else:
-                        other = best
+                if best != "csr":
+                    pairs = [(convert[n], guess[n]) for n in ("csr", best)]
+                    how = settlement(pairs[0], pairs[1], uses, model.spread.get(best, np.inf))
+                    if how == "probe":
                         probe = PROBE_CALLS * (actual["csr"] + actual[best])
+                        loser = max(("csr", best), key=lambda n: actual[n])
+                        probe += row["convert_s"][loser]  # both have been built by then
                         best = min(("csr", best), key=lambda n: actual[n])
-                        # Both have been built by then.
-                        probe += row["convert_s"]["csr" if best == other else other]
+                    elif how == "csr":
+                        best = "csr"
             outcome.append((real[best] + probe + selection, real["csr"], min(real.values()), probe + selection))
             names.append(best)
             product += 1

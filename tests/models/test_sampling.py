@@ -117,11 +117,16 @@ def test_with_all_neighbours_a_batch_is_the_whole_graph(edges: Coo) -> None:
 
 
 def test_errors_name_the_argument(edges: Coo) -> None:
+    sampler = NeighbourSampler(edges, (3,))
     for message, call in (
         ("fanouts: need whole numbers", lambda: NeighbourSampler(edges, (3, 0))),
         ("fanouts: need one for each layer", lambda: NeighbourSampler(edges, ())),
         ("batch_size: need a whole number", lambda: NeighbourSampler(edges, (3,), batch_size=0)),
         ("nodes: need numbers from 0 to 199", lambda: NeighbourSampler(edges, (3,), torch.tensor([200]))),
+        ("nodes: need every node once", lambda: NeighbourSampler(edges, (3,), torch.tensor([2, 2]))),
+        ("batch: need every node once", lambda: sampler.sample(torch.tensor([2, 2]))),
+        ("batch: need numbers from 0 to 199, got -1 to 3", lambda: sampler.sample(torch.tensor([-1, 3]))),
+        ("batch: need whole numbers", lambda: sampler.sample(torch.tensor([0.5]))),
         ("edges: need a square graph", lambda: NeighbourSampler(edges._replace(shape=(200, 300)), (3,))),
     ):
         with pytest.raises(ValueError, match=message):

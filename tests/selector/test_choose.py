@@ -48,7 +48,7 @@ def A() -> SparseMatrix:
 
 def test_least_time(A: SparseMatrix) -> None:
     choice = choose(A, 16, model=model_of(csr=0.5, dia=0.1, sell=0.2))
-    assert choice.name == "dia" and choice.runner_up == "sell" and choice.sure
+    assert choice.name == "dia" and choice.runner_up == "sell" and choice.settled_by == "prediction"
     assert choice.seconds == pytest.approx(0.1) and choice.runner_up_seconds == pytest.approx(0.2)
     assert choice.predictions["csr"] == pytest.approx(0.5)
     assert choice.source == "model of a machine, 2 threads, cpu-test, another machine"
@@ -68,6 +68,14 @@ def test_memory_weight(A: SparseMatrix) -> None:
     least = choose(A, 16, w=1.0, model=predicted)
     everything = {name: choose(A, 16, w=1.0, model=predicted, formats=[name]).bytes for name in least.predictions}
     assert least.bytes == min(everything.values())
+
+
+def test_memory_is_bought_with_time(A: SparseMatrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slower format of less memory is a choice that no race may undo."""
+    slower = model_of(csr=0.5, dia=0.55)
+    monkeypatch.setattr(choosing, "_model_of", lambda device: slower)
+    monkeypatch.setattr(choosing, "_race", None)
+    assert A.auto(16, 1000, w=0.9).format == "dia" and A.auto(16, 1000).format == "csr"
 
 
 def test_trained_values_stay_in_their_order(A: SparseMatrix) -> None:
@@ -144,12 +152,12 @@ def test_a_close_call_is_timed(A: SparseMatrix, monkeypatch: pytest.MonkeyPatch)
     for wins, name in ((0, "csr"), (1, "sell")):
         winner = wins
         choice = choose(A, 16, 10_000, model=close)
-        assert choice.name == "sell" and not choice.sure
-        assert settle(A, 16, choice, 10_000) == name
+        assert choice.name == "sell" and choice.settled_by == "probe"
+        assert settle(A, 16, choice) == name
         assert A.pattern.has("sell", False, CANDIDATES["sell"].key()) == (name == "sell")
     assert len(raced) == 2
     # With few uses to come a probe does not pay.
-    assert settle(A, 16, choose(A, 16, 20, model=close), 20) == "csr" and len(raced) == 2
+    assert settle(A, 16, choose(A, 16, 20, model=close)) == "csr" and len(raced) == 2
 
 
 def test_a_real_race_finds_the_quicker_one() -> None:
@@ -165,7 +173,7 @@ def test_a_sample_that_was_wrong_falls_back() -> None:
     row = torch.arange(1000).repeat(2)
     multigraph = SparseMatrix.from_coo(row, row, torch.rand(2000), (1000, 1000), duplicates="keep")
     unsure = model_of(spread=9.0, csr=1.0, dia=0.1)
-    assert settle(multigraph, 8, choose(multigraph, 8, 10**6, model=unsure), 10**6) == "csr"
+    assert settle(multigraph, 8, choose(multigraph, 8, 10**6, model=unsure)) == "csr"
 
 
 def test_auto_settles_each_direction_and_products_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

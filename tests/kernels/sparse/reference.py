@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from braidwork.kernels.sparse import SparseMatrix
-from braidwork.kernels.testing import Coo
+from braidwork.kernels.testing import Coo, assert_close
 
 
 def matrix(
@@ -51,3 +53,38 @@ def spmm(
         best = mine.argmax(0) if reduce == "max" else mine.argmin(0)
         parts.append(mine.gather(0, best[None])[0])
     return torch.stack(parts) if parts else terms
+
+
+def compare(
+    names: Sequence[str],
+    leaves: list[torch.Tensor],
+    run: Callable[..., torch.Tensor],
+    define: Callable[..., torch.Tensor],
+    bounds: Callable[[torch.Tensor, torch.Tensor], dict[str, float]],
+) -> None:
+    """run(*leaves) and its gradients against define(...) in fp64 on the same, already rounded, operands on the CPU.
+
+    The tolerance is what the definition loses in fp32, rounded at the end to the dtype of the result, or where it is
+    given `bounds` of the result and the tensor that is compared.
+    """
+    y = run(*leaves)
+    gy = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
+    got = [y, *torch.autograd.grad(y, leaves, gy.to(y.device))]
+
+    def defined_in(wide: torch.dtype) -> list[torch.Tensor]:
+        operands = [t.detach().cpu().to(wide).requires_grad_() for t in leaves]
+        result = define(*operands)
+        return [result, *torch.autograd.grad(result, operands, gy.to(wide))]
+
+    exact = defined_in(torch.float64)
+    rough = exact if y.dtype == torch.float64 else defined_in(torch.float32)
+    for name, like, a, a_ref, a_plain in zip(("y", *names), (y, *leaves), got, exact, rough, strict=True):
+        assert a.dtype == like.dtype and a.shape == like.shape
+        given = {"rms": 1e-14, "max": 1e-12} if y.dtype == torch.float64 else bounds(y, a)
+        assert_close(name, a, a_ref, baseline=a_plain.to(a.dtype), factor=4.0, **given)
+
+
+def rounded(dtype: torch.dtype) -> dict[str, float]:
+    """Bounds of what is formed from numbers rounded to `dtype`."""
+    eps = torch.finfo(dtype).eps
+    return {"rms": 2 * eps, "max": 16 * eps}

@@ -55,29 +55,14 @@ def inputs(
 
 
 def check(A: SparseMatrix, ours: list[torch.Tensor], slope: float = 0.2) -> None:
-    """y and all gradients against the reference on the same, already rounded, inputs.
+    """y and all gradients. Gradients of fp32 scores beside an x of 16 bits may have the precision of x."""
 
-    Gradients of fp32 scores beside an x of 16 bits may have the precision of x.
-    """
-    y = gat_aggregate(A, *ours, slope)
-    gy = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
-    got = [y, *torch.autograd.grad(y, ours, gy.to(DEVICE))]
+    def bounds(y: torch.Tensor, a: torch.Tensor) -> dict[str, float]:
+        return reference.rounded(y.dtype) if a.dtype == torch.float32 != y.dtype else {}
 
-    def reference_in(wide: torch.dtype) -> list[torch.Tensor]:
-        leaves = [t.detach().cpu().to(wide).requires_grad_() for t in ours]
-        result = plain(A, *leaves, slope)
-        return [result, *torch.autograd.grad(result, leaves, gy.to(wide))]
-
-    exact = reference_in(torch.float64)
-    # The tolerance is what the definition loses in fp32, rounded at the end to the dtype of the result.
-    rough = exact if y.dtype == torch.float64 else reference_in(torch.float32)
-    for name, like, a, a_ref, a_plain in zip(("y", *NAMES), (y, *ours), got, exact, rough, strict=True):
-        assert a.dtype == like.dtype and a.shape == like.shape
-        bounds = {"rms": 1e-14, "max": 1e-12} if y.dtype == torch.float64 else {}
-        if a.dtype == torch.float32 and y.dtype != torch.float32:
-            eps = torch.finfo(y.dtype).eps
-            bounds = {"rms": 2 * eps, "max": 16 * eps}
-        assert_close(name, a, a_ref, baseline=a_plain.to(a.dtype), factor=4.0, **bounds)
+    reference.compare(
+        NAMES, ours, lambda *t: gat_aggregate(A, *t, slope), lambda *t: plain(A, *t, slope), bounds
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- results

@@ -10,7 +10,7 @@ import torch
 
 from braidwork.kernels.sparse import SparseMatrix, film_aggregate
 from braidwork.kernels.sparse.film import pick_film
-from braidwork.kernels.testing import FLOAT_DTYPES, assert_close, devices, graph_zoo
+from braidwork.kernels.testing import FLOAT_DTYPES, devices, graph_zoo
 
 _spec = importlib.util.spec_from_file_location("sparse_reference", Path(__file__).with_name("reference.py"))
 reference = importlib.util.module_from_spec(_spec)
@@ -43,25 +43,11 @@ def inputs(A: SparseMatrix, F: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def check(A: SparseMatrix, ours: list[torch.Tensor], reduce: str = "mean") -> None:
-    """y and all gradients against the reference on the same, already rounded, inputs."""
-    y = film_aggregate(A, *ours, reduce)
-    gy = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
-    got = [y, *torch.autograd.grad(y, ours, gy.to(DEVICE))]
-
-    def reference_in(wide: torch.dtype) -> list[torch.Tensor]:
-        leaves = [t.detach().cpu().to(wide).requires_grad_() for t in ours]
-        result = plain(A, *leaves, reduce)
-        return [result, *torch.autograd.grad(result, leaves, gy.to(wide))]
-
-    exact = reference_in(torch.float64)
-    rough = exact if y.dtype == torch.float64 else reference_in(torch.float32)
-    for name, like, a, a_ref, a_plain in zip(("y", *NAMES), (y, *ours), got, exact, rough, strict=True):
-        assert a.dtype == like.dtype and a.shape == like.shape
-        bounds = {"rms": 1e-14, "max": 1e-12} if y.dtype == torch.float64 else {}
-        if y.dtype.itemsize == 2:  # the gradient comes in rounded, and so does its product with gamma
-            eps = torch.finfo(y.dtype).eps
-            bounds = {"rms": 2 * eps, "max": 16 * eps}
-        assert_close(name, a, a_ref, baseline=a_plain.to(a.dtype), factor=4.0, **bounds)
+    """y and all gradients. In 16 bits the gradient comes in rounded, and so does its product with gamma."""
+    reference.compare(
+        NAMES, ours, lambda *t: film_aggregate(A, *t, reduce), lambda *t: plain(A, *t, reduce),
+        lambda y, a: reference.rounded(y.dtype) if y.dtype.itemsize == 2 else {},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(graph_zoo()))
