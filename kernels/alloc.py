@@ -92,7 +92,16 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
     lease = block[:nbytes]
     back = weakref.finalize(lease, _pool.give, block)
     back.atexit = False
-    return torch.from_numpy(lease).view(dtype).view(*shape)
+    # Not by views: autograd forbids its user to write into an output that is one.
+    whole = torch.empty(0, dtype=dtype)
+    return whole.set_(torch.from_numpy(lease).untyped_storage(), 0, tuple(shape), _strides(shape))
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for place in range(len(shape) - 1, 0, -1):
+        strides[place - 1] = strides[place] * shape[place]
+    return tuple(strides)
 
 
 def release() -> None:

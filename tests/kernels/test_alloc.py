@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from braidwork.kernels import alloc
+from braidwork.kernels.sparse import SparseMatrix, spmm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pooled on Linux only")
 CPU = torch.device("cpu")
@@ -30,6 +31,16 @@ def test_is_what_torch_empty_is(dtype):
     like = torch.empty((3, 1500, SIDE), dtype=dtype)
     assert (out.shape, out.dtype, out.stride(), out.device) == (like.shape, like.dtype, like.stride(), like.device)
     assert out.data_ptr() % (2 << 20) == 0
+
+
+def test_a_large_result_may_be_written_into_by_autograd():
+    """As a layer does that adds its bias in place, on a graph of as many nodes as it takes."""
+    assert not alloc.empty((SIDE, SIDE), torch.float32, CPU)._is_view()
+    A = SparseMatrix.from_coo(torch.arange(SIDE), torch.arange(SIDE), shape=(SIDE, SIDE))
+    x = torch.randn(SIDE, SIDE, requires_grad=True)
+    y = spmm(A, x).add_(torch.ones(SIDE))
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert bool((g == 1).all()) and torch.equal(y.detach(), x.detach() + 1)
 
 
 def test_block_is_used_again_once_every_tensor_on_it_is_gone():
