@@ -1,8 +1,9 @@
-"""Train a model on a graph, full batch, over several seeds.
+"""Train a model on a graph, full batch or in sampled mini-batches, over several seeds.
 
     python -m braidwork.experiments.train dataset=wordnet model=gcn seed=range
     python -m braidwork.experiments.train -m dataset=cora model.hidden_channels=16,64 train.lr=0.01,0.02
     python -m braidwork.experiments.train -m dataset=mesh-mdual format=csr,sell,auto
+    python -m braidwork.experiments.train model=sage train.batch_size=512 'train.fanouts=[10,10]'
     python -m braidwork.experiments.train dataset=user dataset.path=graph.mtx dataset.labels=labels.npy
 
 Every seed is one row of `results/table.jsonl`. What is there already is not run again (`fresh=true` does), and a run

@@ -1,4 +1,4 @@
-"""Full-batch training of a model on a graph: steps, early stopping, checkpoints, and several backends in turns."""
+"""Training of a model on a graph, full batch or in mini-batches, with early stopping and checkpoints, in turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from braidwork.models import MODELS, RGCN, Backend, Network, get_backend
+from braidwork.models import MODELS, RGCN, Backend, NeighbourSampler, Network, get_backend
+from braidwork.models.edges import take_rows
 from braidwork.models.stored import Chosen
 
 from .datasets import Graph
@@ -33,6 +34,9 @@ class TrainConfig:
         lr, weight_decay: of Adam. decay_first_layer: the decay acts on the first layer alone, as Kipf and Welling do.
         eval_every: epochs between two evaluations.
         checkpoint_s: seconds between two checkpoints.
+        batch_size: training nodes of a batch, whose neighbourhoods are sampled; 0 for all nodes of the graph at once.
+            Accuracies are those of the whole graph either way.
+        fanouts: neighbours to sample for each layer, the first layer first; without effect where all nodes go at once.
     """
 
     epochs: int = 200
@@ -42,6 +46,8 @@ class TrainConfig:
     decay_first_layer: bool = False
     eval_every: int = 1
     checkpoint_s: float = 20.0
+    batch_size: int = 0
+    fanouts: Sequence[int] = (10, 10)
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "eval_every"):
@@ -53,6 +59,10 @@ class TrainConfig:
             if type(value) not in (int, float) or not 0 <= value < math.inf or (name == "lr" and value == 0):
                 kind = "positive" if name == "lr" else "0 or more"
                 raise ValueError(f"train.{name}: must be a number, {kind}, got {value!r}")
+        if type(self.batch_size) is not int or self.batch_size < 0:
+            raise ValueError(f"train.batch_size: must be a whole number, 0 or more, got {self.batch_size!r}")
+        if not isinstance(self.fanouts, (list, tuple)) or any(type(f) is not int or f < 1 for f in self.fanouts):
+            raise ValueError(f"train.fanouts: must be a list of whole numbers of at least 1, got {self.fanouts!r}")
         if type(self.decay_first_layer) is not bool:
             raise ValueError(f"train.decay_first_layer: must be true or false, got {self.decay_first_layer!r}")
 
@@ -124,11 +134,24 @@ class Trainer:
         self._rng = torch.Generator().manual_seed(seed).get_state()
         with self._own_randomness():
             self.model = build_model(model, graph, self.backend)
+        self._features = graph.features
+        self._sampler = self._make_sampler(graph, model) if train.batch_size else None
         self.optimizer = torch.optim.Adam(self._groups(), lr=train.lr, fused=True)
         self.epoch, self.stopped = 0, False
         self.best = {"epoch": 0, "val_accuracy": -1.0, "test_accuracy": -1.0}
         self.best_state: dict[str, torch.Tensor] = {}
         self.history = History()
+
+    def _make_sampler(self, graph: Graph, model: Mapping[str, Any]) -> NeighbourSampler:
+        if model["name"] != "sage":
+            raise ValueError(
+                f"train.batch_size: sampled neighbourhoods stand for a mean over neighbours, which model=sage takes; "
+                f"{model['name']} needs all nodes at once, train.batch_size=0"
+            )
+        layers = len(self.model.layers)  # type: ignore[arg-type]
+        if len(self.config.fanouts) != layers:
+            raise ValueError(f"train.fanouts: need one for each of {layers} layers, got {list(self.config.fanouts)}")
+        return NeighbourSampler(graph.edges, self.config.fanouts, self.split.train, self.config.batch_size, self.seed)
 
     def _groups(self) -> list[dict]:
         decay = self.config.weight_decay
@@ -155,12 +178,25 @@ class Trainer:
         return f"{self.best['val_accuracy']:.1f}%" if self.best["epoch"] else ""
 
     def step(self) -> torch.Tensor:
-        """Forward, backward and update on all nodes; returns the loss."""
+        """One epoch: forward, backward and update on all nodes, or batch after batch. Returns the mean loss."""
         self.model.train()
+        if self._sampler is None:
+            return self._update(self.input, self.graph, self.targets)
+        total = torch.zeros(())
+        for block in self._sampler:
+            features = self._features
+            mine = features[block.nodes] if isinstance(features, torch.Tensor) else take_rows(features, block.nodes)
+            # A block is multiplied with once and is gone: no format pays for its conversion.
+            graphs = [self.backend.graph(edges) for edges in block.layers]
+            loss = self._update(self.backend.features(mine), graphs, self.labels[block.batch])
+            total += loss * block.batch.numel()
+        return total / self.split.train.numel()
+
+    def _update(self, features: Any, graph: Any, targets: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         with self._own_randomness():
-            out = self.model(self.input, self.graph)
-        loss = F.cross_entropy(out, self.targets, ignore_index=_IGNORED)
+            out = self.model(features, graph)
+        loss = F.cross_entropy(out, targets, ignore_index=_IGNORED)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -204,6 +240,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rng": self._rng,
+            "sampler": None if self._sampler is None else self._sampler.generator.get_state(),
             "epoch": self.epoch,
             "stopped": self.stopped,
             "best": self.best,
@@ -216,6 +253,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._rng, self.epoch, self.stopped = state["rng"], state["epoch"], state["stopped"]
+        if self._sampler is not None:
+            self._sampler.generator.set_state(state["sampler"])
         self.best, self.best_state = state["best"], state["best_state"]
         self.history = History(**state["history"])
         for operand, mine in self._chosen().items():

@@ -38,6 +38,16 @@ def coalesce(row: Tensor, col: Tensor, value: Tensor | None, shape: tuple[int, i
     return Coo(key // shape[1], key % shape[1], value, shape)
 
 
+def take_rows(matrix: Coo, rows: Tensor) -> Coo:
+    """Some rows of a matrix, [len(rows), columns], in the order in which they are named: [n] int64."""
+    begin = torch.searchsorted(matrix.row, rows)
+    count = torch.searchsorted(matrix.row, rows, right=True) - begin
+    row = torch.repeat_interleave(torch.arange(rows.numel()), count)
+    entry = torch.arange(row.numel()) + (begin - count.cumsum(0) + count)[row]
+    value = None if matrix.value is None else matrix.value[entry]
+    return Coo(row, matrix.col[entry], value, (rows.numel(), matrix.shape[1]))
+
+
 def undirected(edges: Coo) -> Coo:
     """Every edge in both directions. A weight present in both is kept once, as the larger of the two."""
     row, col = torch.cat([edges.row, edges.col]), torch.cat([edges.col, edges.row])

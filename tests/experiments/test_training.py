@@ -13,7 +13,7 @@ import torch
 from braidwork.experiments.datasets import Graph
 from braidwork.experiments.training import TrainConfig, Trainer, build_model, train_in_turns
 from braidwork.kernels.sparse import SparseMatrix
-from braidwork.models import get_backend
+from braidwork.models import Coo, get_backend
 
 MODEL = {"name": "gcn", "hidden_channels": 8, "dropout": 0.5, "input_dropout": 0.2}
 TIMES = ("step_s", "eval_s")
@@ -125,6 +125,46 @@ def test_a_resumed_run_keeps_the_formats_that_were_picked(graph: Graph, monkeypa
     assert outcome(again) == outcome(run)
 
 
+SAGE = {"name": "sage", "hidden_channels": 8, "dropout": 0.5}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_mini_batches_learn_and_continue_bit_for_bit(graph: Graph, sparse: bool) -> None:
+    if sparse:
+        row, col = graph.features.nonzero().T
+        value = graph.features[row, col]
+        graph = dataclasses.replace(graph, features=Coo(row, col, value, tuple(graph.features.shape)))
+    config = TrainConfig(epochs=40, patience=40, lr=0.02, batch_size=8, fanouts=[3, 2])
+
+    def made() -> Trainer:
+        return Trainer(graph, SAGE, config, 0, "braidwork")
+
+    whole, first, second = made(), made(), made()
+    train_in_turns([whole])
+    assert sum(whole.history.loss[-5:]) < 0.5 * sum(whole.history.loss[:5])
+    for _ in range(17):
+        first.advance()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train_in_turns([second])
+    assert outcome(second) == outcome(whole)
+
+
+def test_a_batch_of_all_with_all_neighbours_is_the_full_batch(graph: Graph) -> None:
+    model = SAGE | {"dropout": 0.0}
+    runs = [
+        Trainer(graph, model, TrainConfig(batch_size=size, fanouts=(100, 100)), 0, "braidwork") for size in (0, 60)
+    ]
+    losses = [[run.step().item() for _ in range(5)] for run in runs]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+
+
+def test_mini_batches_are_refused_where_they_would_be_wrong(graph: Graph) -> None:
+    with pytest.raises(ValueError, match=r"train.batch_size: .*gcn needs all nodes at once"):
+        trainer(graph, batch_size=8)
+    with pytest.raises(ValueError, match=r"train.fanouts: need one for each of 2 layers, got \[3\]"):
+        Trainer(graph, SAGE, TrainConfig(batch_size=8, fanouts=[3]), 0, "braidwork")
+
+
 def test_formats_are_for_our_kernels_alone(graph: Graph) -> None:
     with pytest.raises(ValueError, match="format: torch has none to choose from, got 'sell'"):
         Trainer(graph, MODEL, TrainConfig(), 0, "torch", "sell")
@@ -164,6 +204,8 @@ def test_a_loss_that_is_no_number_ends_the_run(graph: Graph) -> None:
         ({"lr": float("nan")}, "train.lr"),
         ({"weight_decay": -1.0}, "train.weight_decay"),
         ({"checkpoint_s": "soon"}, "train.checkpoint_s"),
+        ({"batch_size": -1}, "train.batch_size"),
+        ({"fanouts": [3, 0]}, "train.fanouts"),
         ({"decay_first_layer": 1}, "train.decay_first_layer"),
         ({"momentum": 0.9}, "train.momentum: unknown setting"),
     ],

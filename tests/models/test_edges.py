@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braidwork.models import Coo, coalesce, undirected, with_self_loops
-from braidwork.models.edges import symmetric_scale
+from braidwork.models.edges import symmetric_scale, take_rows
 
 
 @st.composite
@@ -76,3 +76,16 @@ def test_symmetric_scale_normalises_as_the_formula_says(weighted: bool) -> None:
 def test_a_row_without_positive_weight_scales_to_zero() -> None:
     edges = Coo(torch.tensor([1, 2]), torch.tensor([0, 0]), torch.tensor([-2.0, 4.0]), (3, 3))
     assert symmetric_scale(edges).tolist() == [0.0, 0.0, 0.5]
+
+
+@given(edge_lists(), st.data())
+def test_rows_are_taken_in_the_order_asked_for(case: tuple, data: st.DataObject) -> None:
+    row, col, value, n = case
+    matrix = coalesce(row, col, value, (n, n))
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=10)), dtype=torch.int64)
+    taken = take_rows(matrix, rows)
+    assert taken.shape == (rows.numel(), n) and (taken.value is None) == (value is None)
+    kept = entries(matrix)
+    expected = {(k, j): v for k, i in enumerate(rows.tolist()) for (at, j), v in kept.items() if at == i}
+    assert entries(taken) == expected
+    assert list(entries(taken)) == sorted(expected)
