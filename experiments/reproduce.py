@@ -3,6 +3,7 @@
     python -m braidwork.experiments.reproduce
     python -m braidwork.experiments.reproduce studies=[spmm_speed] fresh=true
     python -m braidwork.experiments.reproduce results=FOLDER gcn_training.cora.seeds=3
+    python -m braidwork.experiments.reproduce -m studies=[scipy_formats] scipy_formats.uses=100,1000
 
 It can be interrupted at any time: what has finished is in the table, a training run goes on from its checkpoint.
 """
@@ -14,7 +15,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
 
 from .datasets import DatasetError
 from .process import keep_freed_memory
@@ -78,5 +82,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+@hydra.main(version_base=None, config_path="pkg://braidwork.conf", config_name="reproduce")
+def sweep(config: DictConfig) -> None:
+    """One point of a sweep, with every point's rows in one table; the last point's report holds them all."""
+    print(reproduce(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))).resolve())
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if {"-m", "--multirun"} & set(sys.argv):
+        sweep()
+    else:
+        sys.exit(main(sys.argv[1:]))

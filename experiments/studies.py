@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from . import gcn_epoch, gcn_training, model_epochs, selector_quality, spmm_speed
+from . import (
+    gcn_epoch,
+    gcn_training,
+    model_epochs,
+    scipy_formats,
+    selector_quality,
+    selector_runs,
+    spmm_speed,
+)
 from .study import Study
 
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
-        gcn_training.STUDY, gcn_epoch.STUDY, model_epochs.STUDY, selector_quality.STUDY, spmm_speed.STUDY
+        gcn_training.STUDY, gcn_epoch.STUDY, model_epochs.STUDY, selector_quality.STUDY, selector_runs.STUDY,
+        scipy_formats.STUDY, spmm_speed.STUDY,
     )
-}
+}  # fmt: skip

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from ..record import Row
-from .style import INK, MUTED, figure, legend_above
+from .style import FORMATS, INK, MUTED, figure, legend_above
 
 METHODS = {
     "learned": ("learned model", "#1457c8"),
@@ -19,10 +19,6 @@ METHODS = {
     "average": ("best on average", "#8c6bb1"),
     "csr": ("always CSR", "#6b7480"),
 }
-_FORMATS = {
-    "csr": "#1457c8", "coo": "#7fb2ff", "csc": "#c9d6ea", "ell": "#2f8f6b", "sell": "#8fcfb2", "hyb": "#d7c25a",
-    "dia": "#8c6bb1", "bsr4": "#f2b38a", "bsr8": "#e0762a", "bsr16": "#a8482a", "bsr32": "#5e2413",
-}  # fmt: skip
 
 
 def quality(rows: Sequence[Row]) -> Figure:
@@ -56,7 +52,7 @@ def best_formats(rows: Sequence[Row]) -> Figure:
     for place, family in enumerate(families):
         counts = Counter(best for best, mine in zip(row["best"], row["family"], strict=True) if mine == family)
         left, total = 0.0, sum(counts.values())
-        for name, color in _FORMATS.items():
+        for name, color in FORMATS.items():
             if counts[name]:
                 width = 100 * counts[name] / total
                 shown[name] = axis.barh(place, width, left=left, height=0.72, color=color, edgecolor="white", lw=0.6)[0]
@@ -67,7 +63,7 @@ def best_formats(rows: Sequence[Row]) -> Figure:
     axis.grid(visible=False)
     axis.spines["left"].set_visible(False)
     axis.set_xlabel("share of products, %")
-    legend_above(made, [(shown[name], name) for name in _FORMATS if name in shown])
+    legend_above(made, [(shown[name], name) for name in FORMATS if name in shown])
     return made
 
 

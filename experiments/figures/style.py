@@ -26,6 +26,12 @@ LABELS = {
     "scipy": "SciPy",
 }
 
+# Storage formats, those of a kind alike.
+FORMATS = {
+    "csr": "#1457c8", "coo": "#7fb2ff", "csc": "#c9d6ea", "ell": "#2f8f6b", "sell": "#8fcfb2", "hyb": "#d7c25a",
+    "dia": "#8c6bb1", "bsr4": "#f2b38a", "bsr8": "#e0762a", "bsr16": "#a8482a", "bsr32": "#5e2413",
+}  # fmt: skip
+
 _RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Inter", "Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans"],

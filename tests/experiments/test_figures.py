@@ -10,7 +10,15 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from braidwork.experiments import gcn_epoch, gcn_training, model_epochs, selector_quality, spmm_speed
+from braidwork.experiments import (
+    gcn_epoch,
+    gcn_training,
+    model_epochs,
+    scipy_formats,
+    selector_quality,
+    selector_runs,
+    spmm_speed,
+)
 from braidwork.experiments.record import Row
 
 BACKENDS = ["braidwork", "torch", "pyg"]
@@ -81,6 +89,38 @@ def selector_row() -> Row:
     }  # fmt: skip
 
 
+def uses_row(matrix: str) -> Row:
+    product_s = {"csr": 1e-3, "sell": 0.9e-3, "bsr8": 0.5e-3, "coo": 1.5e-3}
+    return {
+        "config": {"what": "uses", "matrix": matrix, "F": 64, "uses": [10, 100, 1000], "rounds": 3},
+        "nnz": 4000, "rows": 1000, "product_s": product_s,
+        "convert_s": {"csr": 1e-3, "sell": 5e-3, "bsr8": 9e-3, "coo": 5e-4},
+        "selection": [{"uses": 10, "format": "csr", "s": 2e-3}, {"uses": 1000, "format": "bsr8", "s": 12e-3}],
+    }  # fmt: skip
+
+
+def changes_row(name: str) -> Row:
+    steps = [
+        {"uses": 10, "nnz": 100, "density": 0.5 / (k + 1), "format": "bsr8" if k < 3 else "csr",
+         "s": {"csr": 0.1, "auto": 0.07 + 0.01 * k, "kept": 0.07 + 0.03 * k}}
+        for k in range(6)
+    ]  # fmt: skip
+    return {"config": {"what": "changes", "run": name, "rounds": 3, "F": 64}, "steps": steps, "first": "bsr8"}
+
+
+RUNS = [uses_row(name) for name in ("mesh-mdual", "elements")] + [changes_row(name) for name in selector_runs.RUNS]
+
+
+def scipy_row() -> Row:
+    over = [0.8 + 0.05 * k for k in range(40)]
+    return {
+        "config": {"widths": [16, 64], "uses": 1000}, "family": ["hub", "banded"] * 20, "F": [16, 64] * 20,
+        "nnz": [1e4, 2e5] * 20, "pick": ["csc", "csr"] * 20, "best": ["csc", "coo", "bsr", "csr"] * 10,
+        "product_over": {"coo": over, "csr": over}, "total_over": {"coo": over, "csr": over, "best": over},
+        "oracle_over_coo": [1.1 * value for value in over], "overhead_s": 2e-3,
+    }  # fmt: skip
+
+
 MODELS = [
     model_row(dataset, model, way)
     for dataset in ("cora", "wordnet", "email-Enron", "as-22july06", "mesh-mdual")
@@ -92,6 +132,8 @@ STUDIES = [
     (gcn_epoch.STUDY, EPOCH),
     (model_epochs.STUDY, MODELS),
     (selector_quality.STUDY, [selector_row()]),
+    (selector_runs.STUDY, RUNS),
+    (scipy_formats.STUDY, [scipy_row()]),
     (spmm_speed.STUDY, SPEED),
 ]
 FIGURES = [(study, plot, rows) for study, rows in STUDIES for plot in study.plots]

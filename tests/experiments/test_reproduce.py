@@ -31,6 +31,18 @@ TINY = [
     "model_epochs.overrides=['model.hidden_channels=16']",
     "model_epochs.rounds=2",
     "selector_quality.rounds=3",
+    "selector_runs.matrices=[karate]",
+    "selector_runs.uses=[2, 5]",
+    "selector_runs.rounds=1",
+    "selector_runs.runs.pruning={size: 32, block: 4, steps: 3, uses: 2, last: 0.9, F: 8}",
+    "selector_runs.runs.drop_edge={matrix: polbooks, rate: 0.3, whole: 2, dropped: 1, F: 8}",
+    "selector_runs.runs.relu={rows: 64, width: 16, steps: 2, uses: 2, F: 8}",
+    "scipy_formats.per_family=1",
+    "scipy_formats.least_nnz=300",
+    "scipy_formats.most_nnz=900",
+    "scipy_formats.widths=[4]",
+    "scipy_formats.rounds=2",
+    "scipy_formats.boosting=3",
     "spmm_speed.graphs=[karate, dolphins]",
     "spmm_speed.widths=[3, 16]",
     "spmm_speed.rounds=2",
@@ -70,7 +82,7 @@ def check_report(folder: Path) -> str:
     page = Page(text)
     plots = [plot for study in STUDIES.values() for plot in study.plots]
     assert page.counts["h2"] == len(STUDIES) and page.counts["figure"] == len(plots)
-    assert page.counts["table"] == 6 and "braidwork: results" in text
+    assert page.counts["table"] == 9 and "braidwork: results" in text
     for image, plot in zip(page.images, plots, strict=True):
         assert ElementTree.fromstring(image).tag == "{http://www.w3.org/2000/svg}svg"
         assert (folder / "figures" / f"{plot.name}.svg").read_bytes() == image
@@ -98,7 +110,7 @@ def test_interrupted_and_resumed_it_ends_in_one_report(
     assert "goes on from here" in said.err and not (tmp_path / "report.html").exists()
     before = Table(tmp_path / "table.jsonl").rows()
     ways = 4 + ("pyg" in AVAILABLE)
-    assert len(before) == 2 * len(AVAILABLE) + 3 + (3 + ("pyg" in AVAILABLE)) + 4 * ways + 1 + 2 * 3
+    assert len(before) == 2 * len(AVAILABLE) + 3 + (3 + ("pyg" in AVAILABLE)) + 4 * ways + 1 + (1 + 3) + 1 + 2 * 3
 
     for row in before:
         if row["study"] == gcn_epoch.NAME:
